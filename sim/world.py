@@ -1,0 +1,86 @@
+"""The worlds' contract. A world is one simulated episode at a time; a suite makes worlds and starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import mujoco
+import numpy as np
+from jaxtyping import Float64, UInt8
+
+from vla_rl.types import EnvSpec, Observation, Split, Start, StepResult, WorldState
+
+if TYPE_CHECKING:
+    from sim.model import SimModel
+
+
+class World(Protocol):
+    """One simulated robot with its scene. Not thread-safe; any thread may use it, one at a time."""
+
+    def reset(self, start: Start) -> None:
+        """Begin an episode. Nothing is rendered."""
+
+    def step(self, chunk: Float64[np.ndarray, "steps action_dim"], record_frames: bool = False) -> StepResult:
+        """Run a chunk of actions; stops inside it at success or at the time limit.
+
+        Raises:
+            SimError: The physics became invalid (NaN, divergence).
+            ValueError: The chunk has the wrong shape or is not finite.
+        """
+
+    def observe(self) -> Observation:
+        """Render the cameras of the spec and read the proprioceptive state."""
+
+    def render(self, camera: str, height: int, width: int) -> UInt8[np.ndarray, "height width 3"]:
+        """Any camera at any size, in the spec's orientation (videos, debugging)."""
+
+    def save_state(self) -> WorldState:
+        """A copy of the whole state; `restore_state` continues from it bit for bit."""
+
+    def restore_state(self, state: WorldState) -> None:
+        """Return to a saved state of the same task."""
+
+    @property
+    def start(self) -> Start:
+        """The start of the running episode."""
+
+    @property
+    def num_steps(self) -> int:
+        """Control steps since the start."""
+
+
+class TaskScene(Protocol):
+    """What a task adds to the generic MuJoCo world: its compiled model, where things stand at a start, when it is solved."""
+
+    @property
+    def model(self) -> SimModel:
+        """The compiled model, shared by all worlds of the task."""
+
+    def place(self, data: mujoco.MjData, start: Start) -> None:
+        """Write the start's `init` into freshly reset data (qpos, and whatever else the task keeps)."""
+
+    def is_success(self, data: mujoco.MjData) -> bool:
+        """Whether the task is solved in this state; called after every control step, so it must be cheap."""
+
+
+class Suite(Protocol):
+    """A family of tasks with one interface (`spec`)."""
+
+    @property
+    def name(self) -> str:
+        """E.g. "tabletop"."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What a policy may know."""
+
+    @property
+    def tasks(self) -> Sequence[str]:
+        """Full names ("<suite>/<task>") of the selected tasks."""
+
+    def start(self, task: str, split: Split, index: int) -> Start:
+        """The start with this name; the same arguments always give the same start."""
+
+    def make_world(self) -> World:
+        """A world that can run any of the suite's tasks (it follows `Start.task`)."""

@@ -1,0 +1,1 @@
+"""vla-rl: reinforcement learning of vision-language-action policies in MuJoCo worlds."""

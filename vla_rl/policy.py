@@ -1,0 +1,85 @@
+"""The seam between the policies and everything else. The trainer never looks inside a sample.
+
+Shapes: B batch, K action_horizon, A action_dim, L elements of a sample that have a log-probability (token policies: K*A).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float32, Float64
+
+from vla_rl.types import Observation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How actions are drawn. `greedy` takes the most likely bin of each token and ignores nothing else."""
+
+    mode: Literal["sample", "greedy"] = "sample"
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ActOutput:
+    """What `act` returns, all on the host.
+
+    Attributes:
+        actions: Chunks in the suite's action units; (B, K, A) float64.
+        sample: What was drawn; first axis B.
+        logprobs: At the sampling temperature; (B, L) float32.
+    """
+
+    actions: Float64[np.ndarray, "batch horizon action_dim"]
+    sample: np.ndarray[Any, Any]
+    logprobs: Float32[np.ndarray, "batch tokens"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evaluation:
+    """Log-probabilities (with gradients) of a given sample, and the entropy of the distribution it came from; (B, L)."""
+
+    logprobs: Float[torch.Tensor, "batch tokens"]
+    entropy: Float[torch.Tensor, "batch tokens"]
+
+
+class Policy(Protocol):
+    """Anything that can act, be evaluated and be cloned from demonstrations."""
+
+    @property
+    def action_horizon(self) -> int:
+        """Predicted control steps K of a chunk."""
+
+    @property
+    def action_dim(self) -> int:
+        """Entries A of one action. Element l of a sample belongs to control step l // (L // K)."""
+
+    def act(
+        self, observations: Sequence[Observation], sampling: Sampling, generators: Sequence[np.random.Generator]
+    ) -> ActOutput:
+        """Draw a chunk for each observation, row i with the random stream `generators[i]`; no gradients."""
+
+    def evaluate(
+        self, observations: Sequence[Observation], sample: np.ndarray[Any, Any], temperature: float
+    ) -> Evaluation:
+        """Log-probabilities of samples at a temperature, with gradients; agrees with `act` to 1e-5."""
+
+    def bc_loss(
+        self,
+        observations: Sequence[Observation],
+        actions: Float64[np.ndarray, "batch horizon action_dim"],
+        valid: Bool[np.ndarray, "batch horizon"],
+    ) -> torch.Tensor:
+        """Behaviour-cloning loss of demonstrated chunks; steps with `valid` False do not count. Scalar."""
+
+    def save(self, folder: Path) -> None:
+        """Write a folder that is enough to evaluate, serve or run a robot."""
+
+    @classmethod
+    def load(cls, folder: Path, device: str = "cpu") -> Self:
+        """Read such a folder."""
