@@ -42,12 +42,23 @@ class World(Protocol):
         """Return to a saved state of the same task."""
 
     @property
+    def data(self) -> mujoco.MjData:
+        """The running task's MuJoCo data: privileged state for experts and tests, not for policies."""
+
+    @property
     def start(self) -> Start:
         """The start of the running episode."""
 
     @property
     def num_steps(self) -> int:
         """Control steps since the start."""
+
+
+class Expert(Protocol):
+    """A scripted demonstrator on privileged state; asked anew at every control step."""
+
+    def act(self, data: mujoco.MjData) -> Float64[np.ndarray, " action_dim"]:
+        """The action for this state, in the suite's units."""
 
 
 class TaskScene(Protocol):
@@ -84,3 +95,6 @@ class Suite(Protocol):
 
     def make_world(self) -> World:
         """A world that can run any of the suite's tasks (it follows `Start.task`)."""
+
+    def make_expert(self, task: str, rng: np.random.Generator) -> Expert:
+        """A demonstrator of one task; `rng` gives each its own style."""

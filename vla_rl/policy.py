@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Literal, Protocol, Self
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Float64
+from jaxtyping import Bool, Float, Float32, Float64, Shaped
 
 from vla_rl.types import Observation
 
@@ -36,7 +36,7 @@ class ActOutput:
     """
 
     actions: Float64[np.ndarray, "batch horizon action_dim"]
-    sample: np.ndarray[Any, Any]
+    sample: Shaped[np.ndarray, "batch ..."]
     logprobs: Float32[np.ndarray, "batch tokens"]
 
 
@@ -65,7 +65,7 @@ class Policy(Protocol):
         """Draw a chunk for each observation, row i with the random stream `generators[i]`; no gradients."""
 
     def evaluate(
-        self, observations: Sequence[Observation], sample: np.ndarray[Any, Any], temperature: float
+        self, observations: Sequence[Observation], sample: Shaped[np.ndarray, "batch ..."], temperature: float
     ) -> Evaluation:
         """Log-probabilities of samples at a temperature, with gradients; agrees with `act` to 1e-5."""
 

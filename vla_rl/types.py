@@ -8,10 +8,10 @@ P proprio_dim, K executed control steps, A action_dim, L action tokens of a chun
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from jaxtyping import Float32, Float64, UInt8
+from jaxtyping import Float32, Float64, Shaped, UInt8
 
 Split = Literal["train", "validation", "test"]
 """Which pool a start comes from. Pools are disjoint by construction: RL and demonstrations use `train` only."""
@@ -160,7 +160,7 @@ class Decision:
     """
 
     observation: Observation
-    sample: np.ndarray[Any, Any]
+    sample: Shaped[np.ndarray, "*sample"]
     logprobs: Float32[np.ndarray, " tokens"]
     temperature: float
     num_steps: int = 0

@@ -1,0 +1,27 @@
+# Everything runs from .venv, which `make setup` creates. PYTHON picks another interpreter: make setup PYTHON=python3.12
+PYTHON ?= python3.11
+BIN := .venv/bin
+STAMP := .venv/.vla-rl-installed
+
+.PHONY: setup quickstart test lint bench
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt scripts/setup.sh
+	@PYTHON=$(PYTHON) bash scripts/setup.sh
+	@touch $@
+
+quickstart: setup
+	@$(BIN)/vla-rl quickstart
+
+test: setup
+	@$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup
+	@$(BIN)/vla-rl bench

@@ -1,0 +1,1 @@
+"""Real controllers and the runtime that drives them with a policy. Never imports torch."""

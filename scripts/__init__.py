@@ -1,0 +1,1 @@
+"""Thin entry points: load a config, call one function."""

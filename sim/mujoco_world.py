@@ -1,0 +1,281 @@
+"""The generic world: a Panda-like arm under operational-space control in any MuJoCo scene.
+
+What a task adds (model, start, success) comes in as a `TaskScene`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+from jaxtyping import Float32, Float64, UInt8
+
+from sim import osc, rendering
+from sim.world import TaskScene
+from vla_rl.types import EnvSpec, Observation, SimError, Start, StepResult, WorldState
+
+
+@dataclass(kw_only=True, eq=False)
+class _Stage:
+    """One task, ready to run: its scene, its data and the kernel's view of them."""
+
+    scene: TaskScene
+    data: mujoco.MjData
+    kernel_model: osc.KernelModel
+    kernel_data: osc.KernelData
+    observed: mujoco.MjData | None
+
+
+class MujocoWorld:
+    """One episode at a time of any of a suite's tasks; implements `sim.world.World`.
+
+    Every task's data is made at its first start and then reused, so a reset is a copy of the state.
+
+    An observation shows the state at the end of the control step, with all poses up to date. With
+    `observe_substeps_before_end=1` it shows what robosuite's observables show instead: poses from the beginning of the
+    physics step before the last one and finger positions from its end (robosuite samples there, without a forward pass).
+    Success always refers to the end of the control step.
+
+    Args:
+        scene_of: Scene of a task by its full name; called once per task and world.
+        spec: Interface of the suite.
+        horizon: Time limit in control steps.
+        observe_substeps_before_end: 0, or 1 for robosuite's observations.
+    """
+
+    def __init__(
+        self,
+        scene_of: Callable[[str], TaskScene],
+        spec: EnvSpec,
+        horizon: int,
+        observe_substeps_before_end: int = 0,
+    ) -> None:
+        if horizon < 1:
+            raise ValueError(f"horizon is {horizon}; at least one control step is needed")
+        if observe_substeps_before_end not in (0, 1):
+            raise ValueError(f"observe_substeps_before_end is {observe_substeps_before_end}; expected 0 or 1")
+        self._scene_of = scene_of
+        self._spec = spec
+        self._horizon = horizon
+        self._is_sampled_early = observe_substeps_before_end == 1
+        self._stages: dict[str, _Stage] = {}
+        self._stage: _Stage | None = None
+        self._start: Start | None = None
+        self._memory: Float64[np.ndarray, " memory"] = np.zeros(0)
+        self._sample: Float64[np.ndarray, "2 nq"] = np.zeros((2, 0))
+        self._num_steps = 0
+        self._is_done = False
+
+    @property
+    def data(self) -> mujoco.MjData:
+        """The running task's MuJoCo data: privileged state for experts and tests, not for policies."""
+        return self._stage_now().data
+
+    @property
+    def start(self) -> Start:
+        """The start of the running episode."""
+        if self._start is None:
+            raise ValueError("the world has no episode yet; call reset(start) first")
+        return self._start
+
+    @property
+    def num_steps(self) -> int:
+        """Control steps since the start."""
+        return self._num_steps
+
+    def reset(self, start: Start) -> None:
+        """Begin an episode. Nothing is rendered.
+
+        Raises:
+            ValueError: The scene does not know the task, or the start's positions do not fit it.
+            SimError: The start is not a valid state.
+        """
+        stage = self._stage = self._stage_of(start.task)
+        self._start = start
+        if start.snapshot is not None:
+            self.restore_state(start.snapshot)
+            return
+        model, data = stage.scene.model, stage.data
+        mujoco.mj_resetData(model.mj_model, data)
+        stage.scene.place(data, start)
+        mujoco.mj_step1(model.mj_model, data)
+        self._memory = osc.reset_memory(model, data)
+        self._sample = np.stack([data.qpos, data.qpos])
+        self._num_steps = 0
+        self._is_done = False
+        if not (np.isfinite(data.qpos).all() and np.isfinite(data.qvel).all() and data.warning.number.sum() == 0):
+            raise self._sim_error("the start is not a valid state")
+
+    def step(self, chunk: Float64[np.ndarray, "steps action_dim"], record_frames: bool = False) -> StepResult:
+        """Run a chunk of actions; stops inside it at success or at the time limit.
+
+        Raises:
+            SimError: The physics became invalid (NaN, divergence).
+            ValueError: The chunk has the wrong shape or is not finite, or the episode is over.
+        """
+        stage = self._running_stage()
+        actions = self._checked(chunk)
+        sample_substep = stage.kernel_model.num_substeps - 1 if self._is_sampled_early else 0
+        frames: list[UInt8[np.ndarray, "height width 3"]] = []
+        is_success = False
+        for num_steps, action in enumerate(actions, start=1):
+            is_valid = osc.run_control_step(
+                stage.kernel_model, stage.kernel_data, self._memory, action, sample_substep, self._sample
+            )
+            self._num_steps += 1
+            if not is_valid:
+                self._is_done = True
+                raise self._sim_error("the physics became invalid")
+            if record_frames:
+                frames.append(self.render(self._spec.cameras[0], *self._spec.image_size))
+            is_success = stage.scene.is_success(stage.data)
+            self._is_done = is_success or self._num_steps >= self._horizon
+            if self._is_done:
+                break
+        return StepResult(
+            num_steps=num_steps,
+            success=is_success,
+            truncated=self._is_done and not is_success,
+            frames=tuple(frames),
+        )
+
+    def observe(self) -> Observation:
+        """Render the cameras of the spec and read the proprioceptive state."""
+        stage = self._stage_now()
+        height, width = self._spec.image_size
+        images = np.empty((len(self._spec.cameras), height, width, 3), dtype=np.uint8)
+        data = self._observed_data(stage)
+        for camera, image in zip(self._spec.cameras, images, strict=True):
+            self._draw(stage, data, camera, image)
+        return Observation(images=images, proprio=self._proprio(stage, data), instruction=self.start.instruction)
+
+    def render(self, camera: str, height: int, width: int) -> UInt8[np.ndarray, "height width 3"]:
+        """Any camera at any size, in the spec's orientation (videos, debugging)."""
+        stage = self._stage_now()
+        image = np.empty((height, width, 3), dtype=np.uint8)
+        self._draw(stage, self._observed_data(stage), camera, image)
+        return image
+
+    def save_state(self) -> WorldState:
+        """A copy of the whole state; `restore_state` continues from it bit for bit."""
+        stage = self._stage_now()
+        kind = mujoco.mjtState.mjSTATE_INTEGRATION
+        physics = np.empty(mujoco.mj_stateSize(stage.scene.model.mj_model, kind))
+        mujoco.mj_getState(stage.scene.model.mj_model, stage.data, physics, kind)
+        controller = np.concatenate([self._memory, self._sample.ravel()])
+        return WorldState(physics=physics, controller=controller, num_steps=self._num_steps)
+
+    def restore_state(self, state: WorldState) -> None:
+        """Return to a saved state of the same task.
+
+        Raises:
+            ValueError: The state belongs to another model.
+        """
+        stage = self._stage_now()
+        mj_model, kind = stage.scene.model.mj_model, mujoco.mjtState.mjSTATE_INTEGRATION
+        num_memory = osc.memory_size(stage.scene.model)
+        expected = (mujoco.mj_stateSize(mj_model, kind), num_memory + 2 * mj_model.nq)
+        given = (len(state.physics), len(state.controller))
+        if given != expected:
+            raise ValueError(
+                f"the saved state has {given} physics and controller entries, but {self.start.task} has {expected}; "
+                "restore it with the task that it was saved from"
+            )
+        mujoco.mj_resetData(mj_model, stage.data)
+        mujoco.mj_setState(mj_model, stage.data, state.physics, kind)
+        mujoco.mj_step1(mj_model, stage.data)
+        self._memory = state.controller[:num_memory].copy()
+        self._sample = state.controller[num_memory:].reshape(2, mj_model.nq).copy()
+        self._num_steps = state.num_steps
+        self._is_done = state.num_steps >= self._horizon
+
+    def _stage_of(self, task: str) -> _Stage:
+        stage = self._stages.get(task)
+        if stage is None:
+            scene = self._scene_of(task)
+            model = scene.model
+            if abs(model.control_rate_hz - self._spec.control_rate_hz) > 1e-6:
+                raise ValueError(
+                    f"{task} is built for {model.control_rate_hz:g} control steps per second, but the suite's spec says "
+                    f"{self._spec.control_rate_hz:g}"
+                )
+            data = mujoco.MjData(model.mj_model)
+            stage = self._stages[task] = _Stage(
+                scene=scene,
+                data=data,
+                kernel_model=osc.kernel_model(model),
+                kernel_data=osc.kernel_data(model, data),
+                observed=mujoco.MjData(model.mj_model) if self._is_sampled_early else None,
+            )
+        return stage
+
+    def _stage_now(self) -> _Stage:
+        if self._stage is None:
+            raise ValueError("the world has no episode yet; call reset(start) first")
+        return self._stage
+
+    def _running_stage(self) -> _Stage:
+        stage = self._stage_now()
+        if self._is_done:
+            raise ValueError(f"the episode of {self.start.key} is over after {self._num_steps} steps; call reset first")
+        return stage
+
+    def _checked(self, chunk: Float64[np.ndarray, "steps action_dim"]) -> Float64[np.ndarray, "steps action_dim"]:
+        if chunk.ndim != 2 or chunk.shape[0] < 1 or chunk.shape[1] != self._spec.action_dim:
+            raise ValueError(f"a chunk has shape (steps >= 1, {self._spec.action_dim}); got {chunk.shape}")
+        if not np.isfinite(chunk).all():
+            raise ValueError(f"the chunk for {self.start.key} at step {self._num_steps} is not finite:\n{chunk}")
+        return np.ascontiguousarray(chunk, dtype=np.float64)
+
+    def _observed_data(self, stage: _Stage) -> mujoco.MjData:
+        """Data that show the observed instant; see the class docstring."""
+        if stage.observed is None:
+            return stage.data
+        mj_model, observed = stage.scene.model.mj_model, stage.observed
+        observed.qpos[:] = self._sample[0]
+        observed.mocap_pos[:] = stage.data.mocap_pos
+        observed.mocap_quat[:] = stage.data.mocap_quat
+        mujoco.mj_fwdPosition(mj_model, observed)
+        return observed
+
+    def _draw(
+        self, stage: _Stage, data: mujoco.MjData, camera: str, image: UInt8[np.ndarray, "height width 3"]
+    ) -> None:
+        rendering.render(stage.scene.model, data, stage.scene.model.camera_id(camera), image)
+        if self._spec.image_orientation == "top_down":
+            image[:] = image[::-1].copy()
+
+    def _proprio(self, stage: _Stage, data: mujoco.MjData) -> Float32[np.ndarray, " proprio_dim"]:
+        """LIBERO's layout: position of the grip site (world, m), rotation vector of the hand (rad), finger positions (m)."""
+        model = stage.scene.model
+        fingers = self._sample[1] if self._is_sampled_early else data.qpos
+        return np.concatenate(
+            [
+                data.site_xpos[model.grip_site],
+                rotation_vector(data.xquat[model.hand_body]),
+                fingers[model.gripper_qpos],
+            ]
+        ).astype(np.float32)
+
+    def _sim_error(self, cause: str) -> SimError:
+        numbers = self._stage_now().data.warning.number
+        warnings = [mujoco.mjtWarning(i).name.removeprefix("mjWARN_") for i in np.flatnonzero(numbers)]
+        return SimError(
+            f"{cause} in {self.start.key} at control step {self._num_steps} "
+            f"(MuJoCo warnings: {', '.join(warnings) or 'none'})"
+        )
+
+
+def rotation_vector(quaternion: Float64[np.ndarray, "4"]) -> Float64[np.ndarray, "3"]:
+    """Rotation vector (rad) of a unit quaternion (w, x, y, z), as OpenVLA-OFT computes it from LIBERO's xyzw quaternion.
+
+    The sign of the quaternion is kept, so the angle lies in [0, 2 pi], not in [0, pi]: policies trained on LIBERO expect it.
+    """
+    w = min(max(float(quaternion[0]), -1.0), 1.0)
+    sine = np.sqrt(1.0 - w * w)
+    if sine == 0.0:
+        return np.zeros(3)
+    rotation: Float64[np.ndarray, "3"] = quaternion[1:] * (2.0 * np.arccos(w) / sine)
+    return rotation

@@ -1,0 +1,390 @@
+"""Operational-space control and physics of a control step in one call that holds no Python lock.
+
+The controller is robosuite 1.4.0's OSC_POSE with fixed gains, delta actions and decoupled position and orientation. Unlike
+robosuite, which runs three forward passes per physics step, the torque is computed between `mj_step1` and `mj_step2`, from
+quantities that MuJoCo has just computed anyway; the trajectory is the same up to rounding.
+
+After a control step the data is brought up to date once more (`mj_step1`): positions, poses, velocities and contacts all
+belong to the same instant. That pass is the first one of the next control step, so it costs nothing.
+
+MuJoCo's functions are called by symbol in the library that the `mujoco` package has loaded, which keeps the compiled kernel
+cacheable on disk. A fatal MuJoCo error (`mju_error`, e.g. stack overflow) ends the process here, as it does in C programs.
+
+Reference: O. Khatib, "A Unified Approach for Motion and Force Control of Robot Manipulators: The Operational Space
+Formulation", IEEE Journal of Robotics and Automation, 1987, eqs. (19), (48) and (61).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import NamedTuple, no_type_check
+
+import llvmlite.binding
+import mujoco
+import numpy as np
+from jaxtyping import Float64, Int32, Int64
+from numba import cfunc, njit, types
+
+from sim.model import PINNED_MUJOCO, SimModel, check_mujoco_version
+
+ARM_ACTION_DIM = 6
+GOAL_ROTATION = 9
+"""Entries of the memory that hold the orientation goal; the gripper command follows."""
+
+check_mujoco_version()
+_LIBRARY = str(Path(mujoco.__file__).parent / f"libmujoco.so.{PINNED_MUJOCO}")
+llvmlite.binding.load_library_permanently(_LIBRARY)
+_mj_step1 = types.ExternalFunction("mj_step1", types.void(types.intp, types.intp))
+_mj_step2 = types.ExternalFunction("mj_step2", types.void(types.intp, types.intp))
+_mj_jac_site = types.ExternalFunction(
+    "mj_jacSite", types.void(types.intp, types.intp, types.intp, types.intp, types.int32)
+)
+
+
+@cfunc(types.void(types.intp))
+@no_type_check
+def _ignore_warning(_message):
+    """MuJoCo's default handler prints and writes a log file; worlds report warnings as `SimError` instead."""
+
+
+ctypes.c_void_p.in_dll(ctypes.CDLL(_LIBRARY), "mju_user_warning").value = _ignore_warning.address
+
+
+class KernelModel(NamedTuple):
+    """What the kernel needs to know about a model; n arm joints, f fingers."""
+
+    address: int
+    num_substeps: int
+    grip_site: int
+    arm_qpos: Int64[np.ndarray, " n"]
+    arm_dofs: Int64[np.ndarray, " n"]
+    arm_actuators: Int64[np.ndarray, " n"]
+    gripper_actuators: Int64[np.ndarray, " f"]
+    dof_parent: Int32[np.ndarray, " nv"]
+    dof_inertia: Int32[np.ndarray, " nv"]
+    torque_min: Float64[np.ndarray, " n"]
+    torque_max: Float64[np.ndarray, " n"]
+    gripper_middle: Float64[np.ndarray, " f"]
+    gripper_half_range: Float64[np.ndarray, " f"]
+    gripper_step: Float64[np.ndarray, " f"]
+    nullspace_posture: Float64[np.ndarray, " n"]
+    kp: float
+    kd: float
+    position_max_m: float
+    rotation_max_rad: float
+    nullspace_kp: float
+    nullspace_kd: float
+
+
+class KernelData(NamedTuple):
+    """Views of one `MjData` and the kernel's scratch space."""
+
+    address: int
+    qpos: Float64[np.ndarray, " nq"]
+    qvel: Float64[np.ndarray, " nv"]
+    ctrl: Float64[np.ndarray, " nu"]
+    bias: Float64[np.ndarray, " nv"]
+    inertia: Float64[np.ndarray, " nm"]
+    site_position: Float64[np.ndarray, "nsite 3"]
+    site_rotation: Float64[np.ndarray, "nsite 9"]
+    warnings: Int32[np.ndarray, " kinds"]
+    jacobian: Float64[np.ndarray, "6 nv"]
+
+
+def kernel_model(model: SimModel) -> KernelModel:
+    """Collect a model's constants."""
+    mj, osc = model.mj_model, model.osc
+    torque_range = mj.actuator_ctrlrange[model.arm_actuators]
+    gripper_range = mj.actuator_ctrlrange[model.gripper_actuators]
+    return KernelModel(
+        address=mj._address,
+        num_substeps=model.num_substeps,
+        grip_site=model.grip_site,
+        arm_qpos=model.arm_qpos,
+        arm_dofs=model.arm_dofs,
+        arm_actuators=model.arm_actuators,
+        gripper_actuators=model.gripper_actuators,
+        dof_parent=mj.dof_parentid.copy(),
+        dof_inertia=mj.dof_Madr.copy(),
+        torque_min=torque_range[:, 0].copy(),
+        torque_max=torque_range[:, 1].copy(),
+        gripper_middle=0.5 * (gripper_range[:, 1] + gripper_range[:, 0]),
+        gripper_half_range=0.5 * (gripper_range[:, 1] - gripper_range[:, 0]),
+        gripper_step=np.array(osc.gripper_signs) * (osc.gripper_rate * mj.opt.timestep),
+        nullspace_posture=model.nullspace_posture,
+        kp=osc.kp,
+        kd=2.0 * np.sqrt(osc.kp) * osc.damping_ratio,
+        position_max_m=osc.position_max_m,
+        rotation_max_rad=osc.rotation_max_rad,
+        nullspace_kp=osc.nullspace_kp,
+        nullspace_kd=2.0 * np.sqrt(osc.nullspace_kp),
+    )
+
+
+def kernel_data(model: SimModel, data: mujoco.MjData) -> KernelData:
+    """Collect views of `data`; they stay valid as long as it lives."""
+    return KernelData(
+        address=data._address,
+        qpos=data.qpos,
+        qvel=data.qvel,
+        ctrl=data.ctrl,
+        bias=data.qfrc_bias,
+        inertia=data.qM,
+        site_position=data.site_xpos,
+        site_rotation=data.site_xmat,
+        warnings=data.warning.number,
+        jacobian=np.zeros((6, model.mj_model.nv)),
+    )
+
+
+def memory_size(model: SimModel) -> int:
+    """Length of the controller's memory."""
+    return GOAL_ROTATION + len(model.gripper_actuators)
+
+
+def reset_memory(model: SimModel, data: mujoco.MjData) -> Float64[np.ndarray, " memory"]:
+    """The controller's memory at the start of an episode: hold the present orientation, fingers commanded to mid-range.
+
+    Args:
+        model: The model.
+        data: Up-to-date data (`mj_step1` or `mj_forward` has run).
+
+    Returns:
+        Goal rotation matrix (9, world frame, row by row), then one normalised command in [-1, 1] per finger.
+    """
+    return np.concatenate([data.site_xmat[model.grip_site], np.zeros(len(model.gripper_actuators))])
+
+
+@njit(nogil=True, cache=True)
+@no_type_check
+def run_control_step(model, data, memory, action, sample_substep, sample):
+    """Run one control step: `num_substeps` times controller and physics.
+
+    Call it with up-to-date data (after `mj_step1`, `mj_forward` or this function).
+
+    Args:
+        model: `KernelModel`.
+        data: `KernelData`.
+        memory: From `reset_memory`; changed in place; (9 + fingers,) float64.
+        action: Displacement, rotation vector (world axes) and gripper, in [-1, 1] (clipped); (7,) float64.
+        sample_substep: 1-based physics step at which `sample` is taken; 0 takes none.
+        sample: Receives `qpos` before (row 0) and after (row 1) that physics step; (2, nq) float64.
+
+    Returns:
+        Whether the state is still valid: finite, and no MuJoCo warning but those of the renderer.
+    """
+    goal_position = np.empty(3)
+    for substep in range(model.num_substeps):
+        if substep == 0:
+            _set_goal(model, data, memory, action, goal_position)
+        else:
+            _mj_step1(model.address, data.address)
+        _set_arm_torques(model, data, memory, goal_position)
+        _move_gripper(model, data, memory, action[ARM_ACTION_DIM])
+        if substep + 1 == sample_substep:
+            sample[0] = data.qpos
+        _mj_step2(model.address, data.address)
+        if substep + 1 == sample_substep:
+            sample[1] = data.qpos
+    _mj_step1(model.address, data.address)
+    return _is_valid(data)
+
+
+@njit(nogil=True)
+@no_type_check
+def _is_valid(data):
+    num_warnings = data.warnings.sum() - data.warnings[3]  # 3: too many geoms to draw, raised by the renderer only
+    return num_warnings == 0 and np.isfinite(data.qpos.sum()) and np.isfinite(data.qvel.sum())
+
+
+@njit(nogil=True)
+@no_type_check
+def _set_goal(model, data, memory, action, goal_position):
+    """Goals relative to the achieved pose; without a rotation command the previous orientation goal stays."""
+    vector = np.empty(3)
+    for i in range(3):
+        goal_position[i] = data.site_position[model.grip_site, i] + _clip(action[i], 1.0) * model.position_max_m
+        vector[i] = _clip(action[3 + i], 1.0) * model.rotation_max_rad
+    angle = np.sqrt(vector[0] ** 2 + vector[1] ** 2 + vector[2] ** 2)
+    if angle == 0.0:
+        return
+    rotation = _rotation_matrix(vector, angle)
+    for row in range(3):
+        for column in range(3):
+            memory[3 * row + column] = 0.0
+            for k in range(3):
+                memory[3 * row + column] += rotation[row, k] * data.site_rotation[model.grip_site, 3 * k + column]
+
+
+@njit(nogil=True)
+@no_type_check
+def _clip(value, limit):
+    return min(max(value, -limit), limit)
+
+
+@njit(nogil=True)
+@no_type_check
+def _rotation_matrix(vector, angle):
+    """Rotation by `angle` about `vector`, rounded to single precision where robosuite does: contacts amplify a difference."""
+    q = np.empty(4, dtype=np.float32)
+    q[0] = np.cos(angle / 2.0)
+    for i in range(3):
+        q[1 + i] = vector[i] / angle * np.sin(angle / 2.0)
+    norm = 0.0
+    for i in range(4):
+        norm += q[i] * q[i]
+    scale = np.sqrt(2.0 / np.float32(norm))
+    for i in range(4):
+        q[i] = q[i] * scale
+    ww, xx, yy, zz = q[0], q[1], q[2], q[3]
+    matrix = np.empty((3, 3))
+    matrix[0, 0], matrix[0, 1], matrix[0, 2] = 1.0 - yy * yy - zz * zz, xx * yy - zz * ww, xx * zz + yy * ww
+    matrix[1, 0], matrix[1, 1], matrix[1, 2] = xx * yy + zz * ww, 1.0 - xx * xx - zz * zz, yy * zz - xx * ww
+    matrix[2, 0], matrix[2, 1], matrix[2, 2] = xx * zz - yy * ww, yy * zz + xx * ww, 1.0 - xx * xx - yy * yy
+    return matrix
+
+
+@njit(nogil=True)
+@no_type_check
+def _move_gripper(model, data, memory, command):
+    """Move each finger's normalised command at a fixed rate towards the sign of `command`."""
+    for i in range(len(model.gripper_actuators)):
+        position = memory[GOAL_ROTATION + i] + model.gripper_step[i] * np.sign(command)
+        position = _clip(position, 1.0)
+        memory[GOAL_ROTATION + i] = position
+        data.ctrl[model.gripper_actuators[i]] = model.gripper_middle[i] + model.gripper_half_range[i] * position
+
+
+@njit(nogil=True)
+@no_type_check
+def _set_arm_torques(model, data, memory, goal_position):
+    """Task-space PD torque with gravity compensation plus posture torque in the nullspace, clipped to the motors' limits.
+
+    With joint inertia M, site Jacobian J and task inertia L = (J M^-1 J^T)^-1, the posture torque M a is projected by
+    (I - J^T L J M^-1), which gives M a - J^T L J a: no matrix has to be inverted explicitly.
+    """
+    n = len(model.arm_dofs)
+    acceleration, velocity = np.zeros((6, 1)), np.zeros(6)
+    jacobian = _site_jacobian(model, data, velocity)
+    _pose_acceleration(model, data, memory, goal_position, velocity, acceleration)
+    inertia = _arm_inertia(model, data)
+    transposed = jacobian.T.copy()
+    mobility = _product(jacobian, _solve(inertia, transposed))
+    posture = np.empty((n, 1))
+    for i in range(n):
+        error = model.nullspace_posture[i] - data.qpos[model.arm_qpos[i]]
+        posture[i, 0] = model.nullspace_kp * error - model.nullspace_kd * data.qvel[model.arm_dofs[i]]
+
+    force = _solve(mobility[:3, :3].copy(), acceleration[:3].copy())
+    moment = _solve(mobility[3:, 3:].copy(), acceleration[3:].copy())
+    wrench = _solve(mobility, _product(jacobian, posture))  # what the posture torque would exert
+    for i in range(3):
+        wrench[i, 0] = force[i, 0] - wrench[i, 0]
+        wrench[3 + i, 0] = moment[i, 0] - wrench[3 + i, 0]
+
+    task_torque, posture_torque = _product(transposed, wrench), _product(inertia, posture)
+    for i in range(n):
+        torque = task_torque[i, 0] + posture_torque[i, 0] + data.bias[model.arm_dofs[i]]
+        data.ctrl[model.arm_actuators[i]] = min(max(torque, model.torque_min[i]), model.torque_max[i])
+
+
+@njit(nogil=True)
+@no_type_check
+def _product(left, right):
+    """Product of small matrices; a BLAS call would cost more than the arithmetic."""
+    rows, inner, columns = left.shape[0], left.shape[1], right.shape[1]
+    product = np.zeros((rows, columns))
+    for i in range(rows):
+        for k in range(inner):
+            for j in range(columns):
+                product[i, j] += left[i, k] * right[k, j]
+    return product
+
+
+@njit(nogil=True)
+@no_type_check
+def _site_jacobian(model, data, velocity):
+    """Arm columns of the site's Jacobian (6, n), translation first; adds the site's velocity to `velocity`."""
+    full = data.jacobian
+    nv = full.shape[1]
+    rotation_rows = full.ctypes.data + 3 * nv * 8
+    _mj_jac_site(model.address, data.address, full.ctypes.data, rotation_rows, model.grip_site)
+    jacobian = np.empty((6, len(model.arm_dofs)))
+    for row in range(6):
+        for dof in range(nv):
+            velocity[row] += full[row, dof] * data.qvel[dof]
+        for i in range(len(model.arm_dofs)):
+            jacobian[row, i] = full[row, model.arm_dofs[i]]
+    return jacobian
+
+
+@njit(nogil=True)
+@no_type_check
+def _pose_acceleration(model, data, memory, goal_position, velocity, acceleration):
+    """Desired acceleration (6, 1) of the site; the orientation error is half the sum of the axes' cross products."""
+    rotation = data.site_rotation[model.grip_site]
+    for i in range(3):
+        j, k = (i + 1) % 3, (i + 2) % 3
+        error = 0.0
+        for axis in range(3):
+            error += 0.5 * (
+                rotation[3 * j + axis] * memory[3 * k + axis] - rotation[3 * k + axis] * memory[3 * j + axis]
+            )
+        position_error = goal_position[i] - data.site_position[model.grip_site, i]
+        acceleration[i, 0] = model.kp * position_error - model.kd * velocity[i]
+        acceleration[3 + i, 0] = model.kp * error - model.kd * velocity[3 + i]
+
+
+@njit(nogil=True)
+@no_type_check
+def _arm_inertia(model, data):
+    """Arm block (n, n) of the joint-space inertia, from MuJoCo's sparse rows (each dof with its ancestors)."""
+    n = len(model.arm_dofs)
+    inertia = np.zeros((n, n))
+    for i in range(n):
+        dof, entry = model.arm_dofs[i], model.dof_inertia[model.arm_dofs[i]]
+        while dof >= 0:
+            for j in range(i + 1):
+                if model.arm_dofs[j] == dof:
+                    inertia[i, j] = data.inertia[entry]
+                    inertia[j, i] = data.inertia[entry]
+            dof = model.dof_parent[dof]
+            entry += 1
+    return inertia
+
+
+@njit(nogil=True)
+@no_type_check
+def _solve(matrix, right):
+    """Solve a small symmetric positive definite system by Cholesky; C-contiguous (n, n), (n, m) -> (n, m).
+
+    At an exactly singular arm posture the coordinates without a pivot get no force (robosuite takes the pseudo-inverse);
+    elsewhere both give the same.
+    """
+    n, columns = right.shape
+    lower = np.empty((n, n))
+    inverse_pivot = np.empty(n)
+    for i in range(n):
+        for j in range(i + 1):
+            value = matrix[i, j]
+            for k in range(j):
+                value -= lower[i, k] * lower[j, k]
+            if i > j:
+                lower[i, j] = value * inverse_pivot[j]
+            else:
+                inverse_pivot[i] = 1.0 / np.sqrt(value) if value > 1e-15 * matrix[i, i] else 0.0
+    solution = right.copy()
+    for i in range(n):
+        for k in range(i):
+            for column in range(columns):
+                solution[i, column] -= lower[i, k] * solution[k, column]
+        for column in range(columns):
+            solution[i, column] *= inverse_pivot[i]
+    for i in range(n - 1, -1, -1):
+        for k in range(i + 1, n):
+            for column in range(columns):
+                solution[i, column] -= lower[k, i] * solution[k, column]
+        for column in range(columns):
+            solution[i, column] *= inverse_pivot[i]
+    return solution

@@ -1,0 +1,23 @@
+"""The type checker that jaxtyping applies to every function of the project while the tests run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from beartype import BeartypeConf, beartype
+
+# As mypy: an int is accepted where a float is asked for.
+_check = beartype(conf=BeartypeConf(is_pep484_tower=True))
+
+
+def typechecker(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Check arguments and results at each call.
+
+    `Self` is left to mypy: jaxtyping hands over single methods, and beartype knows `Self` in whole classes only.
+    """
+    function.__annotations__ = {
+        name: Any if re.search(r"\bSelf\b", str(hint)) else hint for name, hint in function.__annotations__.items()
+    }
+    return _check(function)

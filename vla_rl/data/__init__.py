@@ -1,0 +1,1 @@
+"""Demonstrations: recording, reading, and the batches that cloning learns from."""

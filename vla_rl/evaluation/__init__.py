@@ -1,0 +1,1 @@
+"""How good is a policy: evaluation, intervals, reports, comparisons, plots and videos."""

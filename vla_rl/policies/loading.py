@@ -1,0 +1,33 @@
+"""Which class a policy folder belongs to: the one place where the `type` tag becomes a class."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from vla_rl.policies.tiny_vla import TinyVLA
+from vla_rl.policies.token_policy import TokenPolicy
+
+
+def load_policy(folder: Path, device: str = "cpu") -> TokenPolicy:
+    """Read any policy folder (`<checkpoint>/policy`, or a checkpoint folder that holds one).
+
+    Raises:
+        ValueError: The folder is not a policy, or a file in it is damaged.
+    """
+    if (folder / "policy" / "config.json").exists():
+        folder = folder / "policy"
+    try:
+        kind = json.loads((folder / "config.json").read_text())["policy"]["type"]
+    except FileNotFoundError as error:
+        raise ValueError(f"{folder} is not a policy: it has no config.json (expected a checkpoint or its policy/ folder)") from error
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / 'config.json'} is damaged ({error}); use another checkpoint") from error
+    match kind:
+        case "tiny_vla":
+            try:
+                return TinyVLA.load(folder, device)
+            except (OSError, RuntimeError, KeyError, json.JSONDecodeError) as error:
+                raise ValueError(f"the policy in {folder} cannot be read ({error}); use another checkpoint") from error
+        case _:
+            raise ValueError(f"{folder} holds a policy of unknown type {kind!r}; known: tiny_vla")

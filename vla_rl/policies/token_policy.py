@@ -1,0 +1,83 @@
+"""What every policy with a discrete action head shares: logits over 256 bins -> actions, log-probs, cloning loss.
+
+A subclass only maps observations to logits; sampling, decoding, normalisation and log-probs are this one code path, for the
+tiny policy as for OpenVLA-OFT. Shape letters: B batch, K action_horizon, A action_dim, L = K * A tokens, V bins.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64
+from torch import nn
+
+from vla_rl.policies.action_tokens import decode_bins, encode_actions, sample_bins, token_entropy, token_logprobs
+from vla_rl.policies.normalization import NormStats
+from vla_rl.policy import ActOutput, Evaluation, Sampling
+from vla_rl.types import Observation
+
+
+class TokenPolicy(nn.Module, ABC):
+    """Parallel decoding: all L tokens of a chunk are independent given the observation (OpenVLA-OFT, arXiv:2502.19645)."""
+
+    def __init__(self, action_horizon: int, action_dim: int, norm_stats: NormStats) -> None:
+        super().__init__()
+        self.action_horizon = action_horizon
+        self.action_dim = action_dim
+        self.norm_stats = norm_stats
+
+    @abstractmethod
+    def logits(self, observations: Sequence[Observation]) -> Float[torch.Tensor, "batch tokens bins"]:
+        """Scores over the 256 bins of each action token, ordered control step first, then action entry."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    @torch.inference_mode()
+    def act(
+        self, observations: Sequence[Observation], sampling: Sampling, generators: Sequence[np.random.Generator]
+    ) -> ActOutput:
+        """See `Policy.act`."""
+        logits = self.logits(observations)
+        if sampling.mode == "greedy":
+            bins = logits.argmax(dim=-1)
+        else:
+            uniforms = np.stack([generator.random(logits.shape[1], dtype=np.float32) for generator in generators])
+            bins = sample_bins(logits, sampling.temperature, uniforms)
+        logprobs = token_logprobs(logits, bins, sampling.temperature)
+        host_bins = bins.cpu().numpy()
+        return ActOutput(actions=self.decode(host_bins), sample=host_bins, logprobs=logprobs.cpu().numpy())
+
+    def decode(self, bins: np.ndarray[Any, Any]) -> Float64[np.ndarray, "batch horizon action_dim"]:
+        """Chunks in the suite's units from (B, L) bins."""
+        normalized = decode_bins(bins).reshape(len(bins), self.action_horizon, self.action_dim)
+        return self.norm_stats.action.denormalize(normalized)
+
+    def evaluate(
+        self, observations: Sequence[Observation], sample: np.ndarray[Any, Any], temperature: float
+    ) -> Evaluation:
+        """See `Policy.evaluate`."""
+        logits = self.logits(observations)
+        bins = torch.from_numpy(sample).to(logits.device)
+        return Evaluation(
+            logprobs=token_logprobs(logits, bins, temperature), entropy=token_entropy(logits, temperature)
+        )
+
+    def bc_loss(
+        self,
+        observations: Sequence[Observation],
+        actions: Float64[np.ndarray, "batch horizon action_dim"],
+        valid: Bool[np.ndarray, "batch horizon"],
+    ) -> torch.Tensor:
+        """Cross-entropy of the demonstrated tokens at temperature 1, averaged over the valid ones."""
+        logits = self.logits(observations)
+        bins = encode_actions(self.norm_stats.action.normalize(actions)).reshape(len(actions), -1)
+        logprobs = token_logprobs(logits, torch.from_numpy(bins).to(logits.device), 1.0)
+        weights = torch.from_numpy(np.repeat(valid, self.action_dim, axis=1)).to(logprobs)
+        return -(logprobs * weights).sum() / weights.sum()

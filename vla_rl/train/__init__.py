@@ -1,0 +1,1 @@
+"""Training: the loops, the optimiser, the checkpoints."""

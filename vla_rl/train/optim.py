@@ -1,0 +1,116 @@
+"""The optimiser of both trainers: AdamW with gradient clipping, an optional warm-up and an optional cosine decay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+
+from vla_rl.config import ConfigModel
+
+
+class OptimConfig(ConfigModel):
+    """AdamW (Loshchilov and Hutter, arXiv 1711.05101). Defaults are those of SimpleVLA-RL's code."""
+
+    lr: float = Field(default=5e-6, gt=0)
+    """Learning rate after the warm-up. SimpleVLA-RL: 5e-6 for a 7-billion-parameter policy; small ones need more."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the two moment estimates."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Decoupled weight decay; SimpleVLA-RL's code: 0.01 (the paper does not mention it). It pulls weights to zero."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this global norm. SimpleVLA-RL: 1."""
+    warmup_updates: int = Field(default=0, ge=0)
+    """Optimiser steps over which the rate rises linearly to `lr`. SimpleVLA-RL: 0."""
+    decay: Literal["constant", "cosine"] = "constant"
+    """After the warm-up: keep the rate (SimpleVLA-RL), or half a cosine down to 0 at the end of the run."""
+
+
+class Optimizer:
+    """AdamW over the trainable parameters of a policy."""
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        config: OptimConfig,
+        total_updates: int | None = None,
+    ) -> None:
+        """Own the parameters that require gradients.
+
+        Args:
+            named_parameters: E.g. `module.named_parameters()`; the names are for messages.
+            config: The settings.
+            total_updates: Optimiser steps of the whole run, if known; cosine decay needs it.
+
+        Raises:
+            ValueError: No parameter requires gradients, or cosine decay without a known end.
+        """
+        if config.decay == "cosine" and total_updates is None:
+            raise ValueError("optim.decay is 'cosine', but this run has no fixed number of updates; use 'constant'.")
+        self._config = config
+        self._total_updates = total_updates
+        self._named = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
+        if not self._named:
+            raise ValueError("no parameter requires gradients: nothing can be trained (is the policy frozen?).")
+        self._adamw = torch.optim.AdamW(
+            [parameter for _, parameter in self._named],
+            lr=config.lr,
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+        )
+        self._num_steps = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Optimiser steps taken."""
+        return self._num_steps
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the next step."""
+        warmup = self._config.warmup_updates
+        if self._num_steps < warmup:
+            return self._config.lr * (self._num_steps + 1) / warmup
+        if self._config.decay == "constant" or self._total_updates is None:
+            return self._config.lr
+        progress = min(1.0, (self._num_steps - warmup) / max(1, self._total_updates - warmup))
+        return self._config.lr * 0.5 * (1 + math.cos(math.pi * progress))
+
+    def step(self) -> float:
+        """Clip the accumulated gradient, apply and clear it.
+
+        Returns:
+            The global gradient norm before clipping.
+
+        Raises:
+            FloatingPointError: The gradient is not finite; names the first parameter. Nothing was applied.
+        """
+        gradients = [parameter.grad for _, parameter in self._named if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if not bool(torch.isfinite(norm)):
+            bad = [n for n, p in self._named if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
+            name = f"the gradient of '{bad[0]}'" if bad else "the global gradient norm"
+            raise FloatingPointError(f"{name} is not finite ({len(bad)} parameters); the update was not applied.")
+        parameters = [parameter for _, parameter in self._named]
+        torch.nn.utils.clip_grads_with_norm_(parameters, self._config.max_grad_norm, norm)
+        for group in self._adamw.param_groups:
+            group["lr"] = self.lr
+        self._adamw.step()
+        self._adamw.zero_grad(set_to_none=True)
+        self._num_steps += 1
+        return float(norm)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs to continue bit for bit."""
+        return {"adamw": self._adamw.state_dict(), "num_steps": self._num_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state of the same parameters."""
+        self._adamw.load_state_dict(state["adamw"])
+        self._num_steps = int(state["num_steps"])

@@ -1,0 +1,130 @@
+"""Behaviour cloning: supervised fine-tuning of a policy on demonstrated action chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from vla_rl.config import ConfigModel
+from vla_rl.data.demos import ChunkDataset, Demonstration, split_held_out
+from vla_rl.distributed import num_cores, torch_threads
+from vla_rl.metrics import MetricsWriter
+from vla_rl.policies.token_policy import TokenPolicy
+from vla_rl.run import seed_sequence
+from vla_rl.train.checkpoint import latest_checkpoint, load_trainer_state, save_checkpoint
+from vla_rl.train.optim import OptimConfig, Optimizer
+
+
+class SFTConfig(ConfigModel):
+    """Cloning."""
+
+    num_updates: int = Field(default=2000, ge=1)
+    """Optimiser steps."""
+    batch_size: int = Field(default=64, ge=1)
+    """Samples (observation and chunk) per optimiser step."""
+    optim: OptimConfig = OptimConfig(lr=2e-3, weight_decay=1e-4, warmup_updates=50, decay="cosine")
+    """Optimiser. The defaults suit the tiny policy."""
+    augment: bool = True
+    """Random brightness and contrast of the images."""
+    held_out_fraction: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """Share of the demonstrations of each task that only measures the held-out loss."""
+    report_every: int = Field(default=100, ge=1)
+    """Optimiser steps between two rows of metrics (training and held-out loss)."""
+    checkpoint_every: int = Field(default=1000, ge=1)
+    """Optimiser steps between two checkpoints."""
+
+
+class SFTTrainer:
+    """Clones demonstrations into a policy. Every random draw is a function of (seed, update), so a resumed run goes on exactly."""
+
+    def __init__(
+        self,
+        policy: TokenPolicy,
+        demonstrations: Sequence[Demonstration],
+        config: SFTConfig,
+        folder: Path,
+        seed: int,
+    ) -> None:
+        training, held_out = split_held_out(
+            demonstrations, config.held_out_fraction, np.random.default_rng(seed_sequence(seed, "held_out"))
+        )
+        self.policy = policy
+        self._config = config
+        self._folder = folder
+        self._seed = seed
+        self._training = ChunkDataset(training, policy.action_horizon)
+        self._held_out = ChunkDataset(held_out, policy.action_horizon) if held_out else None
+        self._optimizer = Optimizer(policy.named_parameters(), config.optim, total_updates=config.num_updates)
+        self._losses: list[float] = []
+        self.num_updates = 0
+
+    def resume(self) -> None:
+        """Continue from the newest checkpoint of the run's folder, if there is one."""
+        checkpoint = latest_checkpoint(self._folder)
+        if checkpoint is None:
+            return
+        state = load_trainer_state(checkpoint)
+        self.policy.load_state_dict(type(self.policy).load(checkpoint / "policy").state_dict())
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.num_updates = int(state["num_updates"])
+        self._losses = [float(loss) for loss in state["losses"]]
+
+    def train(self, on_update: Callable[[dict[str, float]], None] = lambda row: None) -> None:
+        """Run to the end; `on_update` gets the latest row of metrics after every optimiser step (progress)."""
+        row: dict[str, float] = {}
+        with (
+            torch_threads(num_cores()),
+            MetricsWriter(self._folder, first_iteration=self.num_updates + 1) as writer,
+        ):
+            while self.num_updates < self._config.num_updates:
+                self._losses.append(self._update())
+                self.num_updates += 1
+                is_last = self.num_updates == self._config.num_updates
+                if is_last or self.num_updates % self._config.report_every == 0:
+                    row = self._report()
+                    writer.write(self.num_updates, row)
+                if is_last or self.num_updates % self._config.checkpoint_every == 0:
+                    self._save()
+                on_update(row)
+
+    def _update(self) -> float:
+        rng = np.random.default_rng(seed_sequence(self._seed, "sft", self.num_updates))
+        rows = rng.integers(len(self._training), size=self._config.batch_size)
+        batch = self._training.batch(rows, rng if self._config.augment else None)
+        self.policy.train()
+        loss = self.policy.bc_loss(batch.observations, batch.actions, batch.valid)
+        if not bool(torch.isfinite(loss)):
+            raise FloatingPointError(
+                f"the cloning loss is {loss.item()} at update {self.num_updates}; lower sft.optim.lr"
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        return float(loss.item())
+
+    def _report(self) -> dict[str, float]:
+        row = {"sft/loss": float(np.mean(self._losses)), "sft/lr": self._optimizer.lr}
+        self._losses.clear()
+        if self._held_out is not None:
+            row["sft/held_out_loss"] = self._held_out_loss(self._held_out)
+        return row
+
+    @torch.inference_mode()
+    def _held_out_loss(self, dataset: ChunkDataset) -> float:
+        """Over at most 512 evenly spaced samples."""
+        self.policy.eval()
+        rows = np.unique(np.linspace(0, len(dataset) - 1, min(512, len(dataset))).astype(np.int64))
+        batch = dataset.batch(rows)
+        return float(self.policy.bc_loss(batch.observations, batch.actions, batch.valid).item())
+
+    def _save(self) -> None:
+        self.policy.eval()
+        state = {
+            "optimizer": self._optimizer.state_dict(),
+            "num_updates": self.num_updates,
+            "losses": list(self._losses),
+        }
+        save_checkpoint(self._folder, self.num_updates, self.policy, state)
