@@ -25,9 +25,9 @@ def check_mujoco_version() -> None:
     """
     if mujoco.__version__ != PINNED_MUJOCO:
         raise ImportError(
-            f"mujoco {mujoco.__version__} is installed, but the simulation needs exactly {PINNED_MUJOCO}: later versions "
-            "change contacts (a bowl slides off its ramekin in a LIBERO-Spatial task), rendered colours (from 3.3.3) and "
-            f"the C interface that the controller calls (from 3.4). Run: pip install mujoco=={PINNED_MUJOCO}"
+            f"mujoco {mujoco.__version__} is installed, but the simulation needs exactly {PINNED_MUJOCO}: later "
+            "versions change contacts (a bowl slides off its ramekin in a LIBERO-Spatial task), rendered colours (from "
+            f"3.3.3) and C functions (from 3.4). Run: pip install mujoco=={PINNED_MUJOCO}"
         )
 
 
@@ -54,7 +54,7 @@ class RobotNames:
 
 @dataclass(frozen=True, kw_only=True)
 class OscConfig:
-    """Constants of the operational-space controller; the defaults are robosuite 1.4.0's OSC_POSE with the Panda gripper.
+    """Constants of the operational-space controller; the defaults are robosuite 1.4.0's OSC_POSE and Panda gripper.
 
     Attributes:
         kp: Stiffness of position (1/s^2) and orientation (1/s^2), before the task-space inertia.
@@ -138,9 +138,9 @@ class SimModel:
         mj_model: mujoco.MjModel,
         *,
         control_rate_hz: float = 20.0,
-        names: RobotNames = RobotNames(),  # noqa: B008 - frozen
-        osc: OscConfig = OscConfig(),  # noqa: B008 - frozen
-        render: RenderOptions = RenderOptions(),  # noqa: B008 - frozen
+        names: RobotNames = RobotNames(),
+        osc: OscConfig = OscConfig(),
+        render: RenderOptions = RenderOptions(),
     ) -> SimModel:
         """Look up every name once and check the model.
 
@@ -166,7 +166,8 @@ class SimModel:
         arm_qpos = mj_model.jnt_qposadr[arm].astype(np.int64)
         posture = mj_model.qpos0[arm_qpos] if osc.nullspace_posture is None else np.array(osc.nullspace_posture)
         _check_lengths(names, osc, posture)
-        _check_limits(mj_model, (*names.arm_actuators, *names.gripper_actuators), (*arm_actuators, *gripper_actuators))
+        _check_limits(mj_model, names.arm_actuators, arm_actuators)
+        _check_limits(mj_model, names.gripper_actuators, gripper_actuators)
         mj_model.vis.quality.offsamples = render.samples
         return cls(
             mj_model=mj_model,
@@ -241,7 +242,7 @@ def _check_lengths(names: RobotNames, osc: OscConfig, posture: Float64[np.ndarra
             raise ValueError(f"{given} {what} given, {expected} expected (one per joint)")
 
 
-def _check_limits(model: mujoco.MjModel, names: Sequence[str], ids: Sequence[int]) -> None:
+def _check_limits(model: mujoco.MjModel, names: Sequence[str], ids: Int64[np.ndarray, " names"]) -> None:
     unlimited = [name for name, index in zip(names, ids, strict=True) if not model.actuator_ctrllimited[index]]
     if unlimited:
         raise ValueError(f"actuators without a ctrlrange: {', '.join(unlimited)}; the controller needs their limits")

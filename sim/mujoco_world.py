@@ -34,9 +34,9 @@ class MujocoWorld:
     Every task's data is made at its first start and then reused, so a reset is a copy of the state.
 
     An observation shows the state at the end of the control step, with all poses up to date. With
-    `observe_substeps_before_end=1` it shows what robosuite's observables show instead: poses from the beginning of the
-    physics step before the last one and finger positions from its end (robosuite samples there, without a forward pass).
-    Success always refers to the end of the control step.
+    `observe_substeps_before_end=1` it shows what robosuite's observables show: poses from the beginning of the last but
+    one physics step and finger positions from its end (robosuite samples there, without a forward pass). Success always
+    refers to the end of the control step.
 
     Args:
         scene_of: Scene of a task by its full name; called once per task and world.
@@ -116,11 +116,12 @@ class MujocoWorld:
             ValueError: The chunk has the wrong shape or is not finite, or the episode is over.
         """
         stage = self._running_stage()
+        num_steps_before = self._num_steps
         actions = self._checked(chunk)
         sample_substep = stage.kernel_model.num_substeps - 1 if self._is_sampled_early else 0
         frames: list[UInt8[np.ndarray, "height width 3"]] = []
         is_success = False
-        for num_steps, action in enumerate(actions, start=1):
+        for action in actions:
             is_valid = osc.run_control_step(
                 stage.kernel_model, stage.kernel_data, self._memory, action, sample_substep, self._sample
             )
@@ -135,7 +136,7 @@ class MujocoWorld:
             if self._is_done:
                 break
         return StepResult(
-            num_steps=num_steps,
+            num_steps=self._num_steps - num_steps_before,
             success=is_success,
             truncated=self._is_done and not is_success,
             frames=tuple(frames),
@@ -198,8 +199,8 @@ class MujocoWorld:
             model = scene.model
             if abs(model.control_rate_hz - self._spec.control_rate_hz) > 1e-6:
                 raise ValueError(
-                    f"{task} is built for {model.control_rate_hz:g} control steps per second, but the suite's spec says "
-                    f"{self._spec.control_rate_hz:g}"
+                    f"the model of {task} is built for {model.control_rate_hz:g} control steps per second, but the "
+                    f"suite's spec says {self._spec.control_rate_hz:g}"
                 )
             data = mujoco.MjData(model.mj_model)
             stage = self._stages[task] = _Stage(
@@ -248,7 +249,7 @@ class MujocoWorld:
             image[:] = image[::-1].copy()
 
     def _proprio(self, stage: _Stage, data: mujoco.MjData) -> Float32[np.ndarray, " proprio_dim"]:
-        """LIBERO's layout: position of the grip site (world, m), rotation vector of the hand (rad), finger positions (m)."""
+        """LIBERO's layout: grip site's position (world, m), hand's rotation vector (rad), finger positions (m)."""
         model = stage.scene.model
         fingers = self._sample[1] if self._is_sampled_early else data.qpos
         return np.concatenate(
@@ -268,14 +269,14 @@ class MujocoWorld:
         )
 
 
-def rotation_vector(quaternion: Float64[np.ndarray, "4"]) -> Float64[np.ndarray, "3"]:
-    """Rotation vector (rad) of a unit quaternion (w, x, y, z), as OpenVLA-OFT computes it from LIBERO's xyzw quaternion.
+def rotation_vector(quaternion: Float64[np.ndarray, " 4"]) -> Float64[np.ndarray, " 3"]:
+    """Rotation vector (rad) of a unit quaternion (w, x, y, z), as OpenVLA-OFT computes it from LIBERO's quaternion.
 
-    The sign of the quaternion is kept, so the angle lies in [0, 2 pi], not in [0, pi]: policies trained on LIBERO expect it.
+    The quaternion's sign is kept, so the angle lies in [0, 2 pi], not in [0, pi]: policies trained on LIBERO expect it.
     """
     w = min(max(float(quaternion[0]), -1.0), 1.0)
     sine = np.sqrt(1.0 - w * w)
     if sine == 0.0:
         return np.zeros(3)
-    rotation: Float64[np.ndarray, "3"] = quaternion[1:] * (2.0 * np.arccos(w) / sine)
+    rotation: Float64[np.ndarray, " 3"] = quaternion[1:] * (2.0 * np.arccos(w) / sine)
     return rotation

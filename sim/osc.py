@@ -1,14 +1,14 @@
 """Operational-space control and physics of a control step in one call that holds no Python lock.
 
-The controller is robosuite 1.4.0's OSC_POSE with fixed gains, delta actions and decoupled position and orientation. Unlike
-robosuite, which runs three forward passes per physics step, the torque is computed between `mj_step1` and `mj_step2`, from
-quantities that MuJoCo has just computed anyway; the trajectory is the same up to rounding.
+The controller is robosuite 1.4.0's OSC_POSE with fixed gains, delta actions and decoupled position and orientation.
+robosuite runs three forward passes per physics step; here the torque is computed between `mj_step1` and `mj_step2` from
+what MuJoCo has just computed anyway, and the trajectory is the same up to rounding.
 
-After a control step the data is brought up to date once more (`mj_step1`): positions, poses, velocities and contacts all
-belong to the same instant. That pass is the first one of the next control step, so it costs nothing.
+After a control step the data is brought up to date once more (`mj_step1`), so that positions, poses, velocities and
+contacts belong to the same instant. That pass is the first one of the next control step, so it costs nothing.
 
-MuJoCo's functions are called by symbol in the library that the `mujoco` package has loaded, which keeps the compiled kernel
-cacheable on disk. A fatal MuJoCo error (`mju_error`, e.g. stack overflow) ends the process here, as it does in C programs.
+MuJoCo's functions are called by symbol in the library that the `mujoco` package has loaded, so the compiled kernel can
+be cached on disk. A fatal MuJoCo error (`mju_error`, e.g. stack overflow) ends the process, as it does in C programs.
 
 Reference: O. Khatib, "A Unified Approach for Motion and Force Control of Robot Manipulators: The Operational Space
 Formulation", IEEE Journal of Robotics and Automation, 1987, eqs. (19), (48) and (61).
@@ -20,7 +20,6 @@ import ctypes
 from pathlib import Path
 from typing import NamedTuple, no_type_check
 
-import llvmlite.binding
 import mujoco
 import numpy as np
 from jaxtyping import Float64, Int32, Int64
@@ -28,13 +27,16 @@ from numba import cfunc, njit, types
 
 from sim.model import PINNED_MUJOCO, SimModel, check_mujoco_version
 
+Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
+Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
+
 ARM_ACTION_DIM = 6
 GOAL_ROTATION = 9
 """Entries of the memory that hold the orientation goal; the gripper command follows."""
 
 check_mujoco_version()
-_LIBRARY = str(Path(mujoco.__file__).parent / f"libmujoco.so.{PINNED_MUJOCO}")
-llvmlite.binding.load_library_permanently(_LIBRARY)
+# Loaded already by the `mujoco` package; opening it again makes its symbols visible to the compiled kernel.
+_LIBRARY = ctypes.CDLL(str(Path(mujoco.__file__).parent / f"libmujoco.so.{PINNED_MUJOCO}"), mode=ctypes.RTLD_GLOBAL)
 _mj_step1 = types.ExternalFunction("mj_step1", types.void(types.intp, types.intp))
 _mj_step2 = types.ExternalFunction("mj_step2", types.void(types.intp, types.intp))
 _mj_jac_site = types.ExternalFunction(
@@ -44,11 +46,11 @@ _mj_jac_site = types.ExternalFunction(
 
 @cfunc(types.void(types.intp))
 @no_type_check
-def _ignore_warning(_message):
+def _ignore_warning(_message: int) -> None:
     """MuJoCo's default handler prints and writes a log file; worlds report warnings as `SimError` instead."""
 
 
-ctypes.c_void_p.in_dll(ctypes.CDLL(_LIBRARY), "mju_user_warning").value = _ignore_warning.address
+ctypes.c_void_p.in_dll(_LIBRARY, "mju_user_warning").value = _ignore_warning.address
 
 
 class KernelModel(NamedTuple):
@@ -158,7 +160,14 @@ def reset_memory(model: SimModel, data: mujoco.MjData) -> Float64[np.ndarray, " 
 
 @njit(nogil=True, cache=True)
 @no_type_check
-def run_control_step(model, data, memory, action, sample_substep, sample):
+def run_control_step(
+    model: KernelModel,
+    data: KernelData,
+    memory: Float64[np.ndarray, " memory"],
+    action: Float64[np.ndarray, " 7"],
+    sample_substep: int,
+    sample: Float64[np.ndarray, "2 nq"],
+) -> bool:
     """Run one control step: `num_substeps` times controller and physics.
 
     Call it with up-to-date data (after `mj_step1`, `mj_forward` or this function).
@@ -193,14 +202,14 @@ def run_control_step(model, data, memory, action, sample_substep, sample):
 
 @njit(nogil=True)
 @no_type_check
-def _is_valid(data):
+def _is_valid(data: KernelData) -> bool:
     num_warnings = data.warnings.sum() - data.warnings[3]  # 3: too many geoms to draw, raised by the renderer only
     return num_warnings == 0 and np.isfinite(data.qpos.sum()) and np.isfinite(data.qvel.sum())
 
 
 @njit(nogil=True)
 @no_type_check
-def _set_goal(model, data, memory, action, goal_position):
+def _set_goal(model: KernelModel, data: KernelData, memory: Vector, action: Vector, goal_position: Vector) -> None:
     """Goals relative to the achieved pose; without a rotation command the previous orientation goal stays."""
     vector = np.empty(3)
     for i in range(3):
@@ -219,14 +228,14 @@ def _set_goal(model, data, memory, action, goal_position):
 
 @njit(nogil=True)
 @no_type_check
-def _clip(value, limit):
+def _clip(value: float, limit: float) -> float:
     return min(max(value, -limit), limit)
 
 
 @njit(nogil=True)
 @no_type_check
-def _rotation_matrix(vector, angle):
-    """Rotation by `angle` about `vector`, rounded to single precision where robosuite does: contacts amplify a difference."""
+def _rotation_matrix(vector: Vector, angle: float) -> Matrix:
+    """Rotation by `angle` about `vector`, rounded to single precision where robosuite does (contacts amplify it)."""
     q = np.empty(4, dtype=np.float32)
     q[0] = np.cos(angle / 2.0)
     for i in range(3):
@@ -247,7 +256,7 @@ def _rotation_matrix(vector, angle):
 
 @njit(nogil=True)
 @no_type_check
-def _move_gripper(model, data, memory, command):
+def _move_gripper(model: KernelModel, data: KernelData, memory: Vector, command: float) -> None:
     """Move each finger's normalised command at a fixed rate towards the sign of `command`."""
     for i in range(len(model.gripper_actuators)):
         position = memory[GOAL_ROTATION + i] + model.gripper_step[i] * np.sign(command)
@@ -258,16 +267,16 @@ def _move_gripper(model, data, memory, command):
 
 @njit(nogil=True)
 @no_type_check
-def _set_arm_torques(model, data, memory, goal_position):
-    """Task-space PD torque with gravity compensation plus posture torque in the nullspace, clipped to the motors' limits.
+def _set_arm_torques(model: KernelModel, data: KernelData, memory: Vector, goal_position: Vector) -> None:
+    """Task-space PD torque with gravity compensation, plus posture torque in the nullspace, within the motors' limits.
 
     With joint inertia M, site Jacobian J and task inertia L = (J M^-1 J^T)^-1, the posture torque M a is projected by
     (I - J^T L J M^-1), which gives M a - J^T L J a: no matrix has to be inverted explicitly.
     """
     n = len(model.arm_dofs)
-    acceleration, velocity = np.zeros((6, 1)), np.zeros(6)
+    velocity = np.zeros(6)
     jacobian = _site_jacobian(model, data, velocity)
-    _pose_acceleration(model, data, memory, goal_position, velocity, acceleration)
+    acceleration = _pose_acceleration(model, data, memory, goal_position, velocity)
     inertia = _arm_inertia(model, data)
     transposed = jacobian.T.copy()
     mobility = _product(jacobian, _solve(inertia, transposed))
@@ -291,7 +300,7 @@ def _set_arm_torques(model, data, memory, goal_position):
 
 @njit(nogil=True)
 @no_type_check
-def _product(left, right):
+def _product(left: Matrix, right: Matrix) -> Matrix:
     """Product of small matrices; a BLAS call would cost more than the arithmetic."""
     rows, inner, columns = left.shape[0], left.shape[1], right.shape[1]
     product = np.zeros((rows, columns))
@@ -304,7 +313,7 @@ def _product(left, right):
 
 @njit(nogil=True)
 @no_type_check
-def _site_jacobian(model, data, velocity):
+def _site_jacobian(model: KernelModel, data: KernelData, velocity: Vector) -> Matrix:
     """Arm columns of the site's Jacobian (6, n), translation first; adds the site's velocity to `velocity`."""
     full = data.jacobian
     nv = full.shape[1]
@@ -321,24 +330,27 @@ def _site_jacobian(model, data, velocity):
 
 @njit(nogil=True)
 @no_type_check
-def _pose_acceleration(model, data, memory, goal_position, velocity, acceleration):
+def _pose_acceleration(
+    model: KernelModel, data: KernelData, memory: Vector, goal_position: Vector, velocity: Vector
+) -> Matrix:
     """Desired acceleration (6, 1) of the site; the orientation error is half the sum of the axes' cross products."""
     rotation = data.site_rotation[model.grip_site]
+    acceleration = np.empty((6, 1))
     for i in range(3):
         j, k = (i + 1) % 3, (i + 2) % 3
         error = 0.0
         for axis in range(3):
-            error += 0.5 * (
-                rotation[3 * j + axis] * memory[3 * k + axis] - rotation[3 * k + axis] * memory[3 * j + axis]
-            )
+            a_j, a_k = 3 * j + axis, 3 * k + axis
+            error += 0.5 * (rotation[a_j] * memory[a_k] - rotation[a_k] * memory[a_j])
         position_error = goal_position[i] - data.site_position[model.grip_site, i]
         acceleration[i, 0] = model.kp * position_error - model.kd * velocity[i]
         acceleration[3 + i, 0] = model.kp * error - model.kd * velocity[3 + i]
+    return acceleration
 
 
 @njit(nogil=True)
 @no_type_check
-def _arm_inertia(model, data):
+def _arm_inertia(model: KernelModel, data: KernelData) -> Matrix:
     """Arm block (n, n) of the joint-space inertia, from MuJoCo's sparse rows (each dof with its ancestors)."""
     n = len(model.arm_dofs)
     inertia = np.zeros((n, n))
@@ -356,10 +368,10 @@ def _arm_inertia(model, data):
 
 @njit(nogil=True)
 @no_type_check
-def _solve(matrix, right):
+def _solve(matrix: Matrix, right: Matrix) -> Matrix:
     """Solve a small symmetric positive definite system by Cholesky; C-contiguous (n, n), (n, m) -> (n, m).
 
-    At an exactly singular arm posture the coordinates without a pivot get no force (robosuite takes the pseudo-inverse);
+    At an exactly singular posture the coordinates without a pivot get no force (robosuite takes the pseudo-inverse);
     elsewhere both give the same.
     """
     n, columns = right.shape

@@ -1,11 +1,12 @@
 """Off-screen rendering: choice of the OpenGL library, and a small cache of drawing contexts per thread.
 
-An OpenGL context belongs to the thread that made it, so every thread keeps its own `Renderer`s, one per model, and frees
-them itself (`free_renderers`). Images come bottom row first, as robosuite and LIBERO return them.
+An OpenGL context belongs to the thread that made it, so every thread keeps its own `Renderer`s, one per model, and
+frees them itself (`free_renderers`). Images come bottom row first, as robosuite and LIBERO return them.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import ctypes.util
 import os
@@ -35,8 +36,8 @@ _DEBIAN_PACKAGES: dict[Backend, str] = {"egl": "libegl1 libgl1-mesa-dri", "osmes
 def ensure_gl_backend() -> Backend:
     """Choose the OpenGL library for this process and tell every other library through `MUJOCO_GL`.
 
-    `MUJOCO_GL` wins if it is set. Otherwise EGL is used if it offers a graphics card, then OSMesa (CPU), then EGL on the CPU.
-    Call it before robosuite is imported: robosuite would choose EGL without asking.
+    `MUJOCO_GL` wins if it is set. Otherwise EGL is used if it offers a graphics card, then OSMesa, then EGL on the
+    CPU. Call it before robosuite is imported: robosuite would choose EGL without asking.
 
     Raises:
         ValueError: `MUJOCO_GL` names something else than "egl" or "osmesa".
@@ -65,11 +66,12 @@ def ensure_gl_backend() -> Backend:
             f"PyOpenGL is bound to {loaded!r} in this process, but {backend!r} is needed; set MUJOCO_GL={loaded}"
         )
     os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = backend
+    os.environ.setdefault("LP_NUM_THREADS", "0")  # Mesa draws in the calling thread: the worlds are the parallelism
     return backend
 
 
 def _egl_devices() -> tuple[Literal["gpu", "cpu"], ...]:
-    """Kinds of the devices that EGL can open, asked without PyOpenGL (which binds the process to one library at import)."""
+    """Kinds of the devices that EGL can open, asked without PyOpenGL (its import binds the process to one library)."""
     name = ctypes.util.find_library("EGL")
     if name is None:
         return ()
@@ -107,7 +109,15 @@ def _make_gl_context(width: int, height: int) -> Any:
         from mujoco.egl import GLContext
     else:
         from mujoco.osmesa import GLContext
-    return GLContext(width, height)
+    context = GLContext(width, height)
+    _free_at_exit()
+    return context
+
+
+@cache
+def _free_at_exit() -> None:
+    """Free the main thread's contexts at exit, before MuJoCo's own exit handler closes the display under them."""
+    atexit.register(free_renderers)
 
 
 class Renderer:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import assert_never
 
 from sim.tabletop.suite import TabletopConfig, TabletopSuite
 
 SuiteConfig = TabletopConfig
+SUITES = ("tabletop",)
 
 
 def make_suite(config: SuiteConfig) -> TabletopSuite:
@@ -16,3 +18,24 @@ def make_suite(config: SuiteConfig) -> TabletopSuite:
             return TabletopSuite(config)
         case _:
             assert_never(config)
+
+
+def select_tasks(config: SuiteConfig, text: str) -> SuiteConfig:
+    """The config with other tasks.
+
+    Args:
+        config: Keeps everything else, and its tasks where the text names only the suite.
+        text: "<suite>", "<suite>/<task or family>", or several of these with commas between.
+
+    Raises:
+        ValueError: Unknown suite or task; lists what is there.
+    """
+    tasks: list[str] = []
+    for name in (part.strip() for part in text.split(",")):
+        suite, _, task = name.partition("/")
+        if suite not in SUITES:
+            near = difflib.get_close_matches(suite, SUITES, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"unknown suite {suite!r}.{hint} Suites: {', '.join(SUITES)}")
+        tasks += [task] if task else config.tasks
+    return type(config)(**{**config.model_dump(), "tasks": tuple(tasks)})

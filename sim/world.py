@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import mujoco
 import numpy as np
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sim.model import SimModel
 
 
+@runtime_checkable
 class World(Protocol):
     """One simulated robot with its scene. Not thread-safe; any thread may use it, one at a time."""
 
@@ -54,6 +55,7 @@ class World(Protocol):
         """Control steps since the start."""
 
 
+@runtime_checkable
 class Expert(Protocol):
     """A scripted demonstrator on privileged state; asked anew at every control step."""
 
@@ -61,6 +63,7 @@ class Expert(Protocol):
         """The action for this state, in the suite's units."""
 
 
+@runtime_checkable
 class TaskScene(Protocol):
     """What a task adds to the generic MuJoCo world: its compiled model, where things stand at a start, when it is solved."""
 
@@ -75,6 +78,7 @@ class TaskScene(Protocol):
         """Whether the task is solved in this state; called after every control step, so it must be cheap."""
 
 
+@runtime_checkable
 class Suite(Protocol):
     """A family of tasks with one interface (`spec`)."""
 

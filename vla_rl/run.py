@@ -93,6 +93,14 @@ def _record(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
+def flat_versions() -> dict[str, str]:
+    """Software versions and the commit as one mapping of name to version, for reports."""
+    versions, diff = _versions()
+    flat = {name: version for name, version in versions["packages"].items() if version is not None}
+    commit = str(versions["git_commit"] or "unknown") + ("+changes" if diff else "")
+    return {"python": versions["python"], **flat, "commit": commit}
+
+
 def _versions() -> tuple[dict[str, Any], str]:
     """The software and machine, and the uncommitted changes of the checkout that the code runs from."""
     packages: dict[str, str | None] = {}

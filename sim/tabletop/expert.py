@@ -187,5 +187,6 @@ class ScriptedExpert:
 
 def _quarter_turn(rotation: Float64[np.ndarray, " nine"]) -> float:
     """Yaw of a cube modulo a quarter turn, in [-pi/4, pi/4]."""
-    yaw = math.atan2(rotation[3], rotation[0])
+    axis = 0 if abs(rotation[6]) < 0.7 else 1  # a side that is not vertical, whichever face the cube stands on
+    yaw = math.atan2(rotation[3 + axis], rotation[axis])
     return yaw - math.pi / 2 * round(yaw / (math.pi / 2))

@@ -3,7 +3,7 @@
 | level     | objects                    | placement area x, y   | yaw of objects | gripper at the start, x, y, z |
 |-----------|----------------------------|-----------------------|----------------|-------------------------------|
 | `easy`    | 2 graspable, 1 receptacle  | -0.12 to 0.06, +-0.16 | none           | +-0.06, +-0.08, +-0.04        |
-| `default` | 4 graspable, 1 receptacle  | -0.14 to 0.08, +-0.18 | +-0.15 rad     | +-0.06, +-0.13, +-0.05        |
+| `medium`  | 4 graspable, 1 receptacle  | -0.14 to 0.08, +-0.18 | +-0.15 rad     | +-0.06, +-0.13, +-0.05        |
 | `hard`    | 6 graspable, plate and box | -0.16 to 0.10, +-0.21 | +-0.6 rad      | +-0.07, +-0.16, +-0.06        |
 
 Pushing has two targets in place of the other receptacles. The gripper starts about 0.20 above the table and 0.10 on the
@@ -48,7 +48,7 @@ class Ranges:
 
 RANGES: dict[Difficulty, Ranges] = {
     "easy": Ranges(x=(-0.12, 0.06), y=0.16, yaw=0.0, hover=(0.06, 0.08, 0.04)),
-    "default": Ranges(x=(-0.14, 0.08), y=0.18, yaw=0.15, hover=(0.06, 0.13, 0.05)),
+    "medium": Ranges(x=(-0.14, 0.08), y=0.18, yaw=0.15, hover=(0.06, 0.13, 0.05)),
     "hard": Ranges(x=(-0.16, 0.10), y=0.21, yaw=0.6, hover=(0.07, 0.16, 0.06)),
 }
 

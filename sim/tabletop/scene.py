@@ -62,6 +62,7 @@ def _set_options(spec: mujoco.MjSpec) -> None:
     spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
     spec.option.impratio = 20.0
     spec.option.enableflags |= mujoco.mjtEnableBit.mjENBL_MULTICCD  # else a cylinder stands on one point and wobbles
+    spec.option.disableflags |= mujoco.mjtDisableBit.mjDSBL_MIDPHASE  # same contacts; faster with few geoms per body
     spec.visual.quality.numslices = 16
     spec.visual.quality.numstacks = 6
     spec.visual.quality.numquads = 1
@@ -87,28 +88,18 @@ def _add_room(spec: mujoco.MjSpec) -> None:
         specular=(0.1, 0.1, 0.1),
         castshadow=False,
     )
+    nothing = {"contype": 0, "conaffinity": 0}
+    top, under = (0.0, 0.0, TABLE_HEIGHT), (0.0, 0.0, TABLE_HEIGHT - 0.025)
+    # Contacts with a plane cost a fraction of those with a box. Its price: nothing falls off the table.
     world.add_geom(
-        name="table",
-        type=box,
-        pos=(0.0, 0.0, TABLE_HEIGHT - 0.025),
-        size=(*TABLE_HALF_SIZE, 0.025),
-        rgba=_TABLE_RGBA,
-        group=1,
-        friction=(1.0, 0.005, 0.0001),
-        **SCENE_CONTACT,
+        name="table", type=mujoco.mjtGeom.mjGEOM_PLANE, pos=top, size=(1.0, 1.0, 0.1), group=0, **SCENE_CONTACT
     )
-    world.add_geom(type=box, pos=(0, 0, -0.05), size=(2, 2, 0.05), rgba=_FLOOR_RGBA, group=1, **SCENE_CONTACT)
-    world.add_geom(type=box, pos=(-1.6, 0, 1), size=(0.05, 2, 1.5), rgba=_WALL_RGBA, group=1, contype=0, conaffinity=0)
+    world.add_geom(type=box, pos=under, size=(*TABLE_HALF_SIZE, 0.025), rgba=_TABLE_RGBA, group=1, **nothing)
+    world.add_geom(type=box, pos=(0, 0, -0.05), size=(2, 2, 0.05), rgba=_FLOOR_RGBA, group=1, **nothing)
+    world.add_geom(type=box, pos=(-1.6, 0, 1), size=(0.05, 2, 1.5), rgba=_WALL_RGBA, group=1, **nothing)
     half = ROBOT_BASE[2] / 2
-    world.add_geom(
-        name="pedestal",
-        type=box,
-        pos=(ROBOT_BASE[0], 0.0, half),
-        size=(0.12, 0.12, half),
-        rgba=_PEDESTAL_RGBA,
-        group=1,
-        **SCENE_CONTACT,
-    )
+    base, size = (ROBOT_BASE[0], 0.0, half), (0.12, 0.12, half)
+    world.add_geom(type=box, pos=base, size=size, rgba=_PEDESTAL_RGBA, group=1, **nothing)
 
 
 def _add_cameras(spec: mujoco.MjSpec) -> None:

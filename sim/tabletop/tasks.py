@@ -24,7 +24,7 @@ from sim.tabletop.objects import BOX_HEIGHT, BOX_INNER, HALF_SIZE, PLATE_HEIGHT,
 from sim.tabletop.scene import TABLE_HEIGHT
 
 Family = Literal["pick_up", "put_on", "put_in", "push_to", "stack"]
-Difficulty = Literal["easy", "default", "hard"]
+Difficulty = Literal["easy", "medium", "hard"]
 
 LIFT_HEIGHT = 0.05
 """How far `pick_up` must lift (m)."""

@@ -16,9 +16,9 @@ def make_rows(num_rows: int, has_time: bool = True) -> list[dict[str, float]]:
     for i in range(num_rows):
         row = {"iteration": i, "rollout/success": i / num_rows, "update/entropy": 2.0, "groups/kept_fraction": 0.5}
         if has_time:
-            row["time/iteration_s"] = 6.0
+            row["time/train_minutes"] = 0.1 * (i + 1)
         if i % 2:
-            row |= {"validation/success": 0.5, "validation/num_starts": 64.0}
+            row |= {"eval/success": 0.5, "eval/num_starts": 64.0}
         rows.append(row)
     return rows
 
@@ -46,7 +46,7 @@ def test_a_picture_is_written(tmp_path: Path, rows: list[dict[str, float]]) -> N
 def test_validation_points_leave_ink(tmp_path: Path) -> None:
     rows = make_rows(10)
     plot_learning_curve(rows, tmp_path / "with.png", title="run")
-    bare = [{name: value for name, value in row.items() if "validation" not in name} for row in rows]
+    bare = [{name: value for name, value in row.items() if "eval/" not in name} for row in rows]
     plot_learning_curve(bare, tmp_path / "without.png", title="run")
     assert ink(tmp_path / "with.png") > ink(tmp_path / "without.png") + 200
 

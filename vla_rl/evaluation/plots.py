@@ -16,11 +16,11 @@ from vla_rl.evaluation.intervals import wilson_interval
 Rows = Sequence[Mapping[str, float]]
 
 SAMPLED_SUCCESS = "rollout/success"
-VALIDATION_SUCCESS = "validation/success"
-VALIDATION_STARTS = "validation/num_starts"
+VALIDATION_SUCCESS = "eval/success"
+VALIDATION_STARTS = "eval/num_starts"
 ENTROPY = "update/entropy"
 KEPT_GROUPS = "groups/kept_fraction"
-ITERATION_SECONDS = "time/iteration_s"
+TRAIN_MINUTES = "time/train_minutes"
 
 SMOOTHING_ITERATIONS = 10
 _BLUE, _ORANGE, _GRAY = "#3b6fb6", "#d9722b", "#6b6b6b"
@@ -31,8 +31,8 @@ def plot_learning_curve(rows: Rows, path: Path, title: str) -> None:
 
     Args:
         rows: Rows of `metrics.jsonl` in order, each with "iteration"; other names may be missing in some rows.
-            Validation rates are drawn with 95 % Wilson intervals; where "time/iteration_s" stands in every row, the
-            top axis shows the wall time.
+            Validation rates are drawn with 95 % Wilson intervals; the top axis shows "time/train_minutes", the wall
+            time without validation.
         path: Ends in ".png"; its folder is created if needed. It appears under its name only when it is complete.
         title: Stands above the picture.
 
@@ -109,15 +109,13 @@ def _draw_series(axes: Axes, rows: Rows, name: str, label: str) -> None:
 
 
 def _add_time_axis(axes: Axes, rows: Rows) -> None:
-    """Wall minutes along the top, if every iteration was timed."""
-    iterations, seconds = _series(rows, ITERATION_SECONDS)
-    if len(seconds) < max(len(rows), 2):
+    """Minutes of training along the top, if they were logged."""
+    iterations, minutes = _series(rows, TRAIN_MINUTES)
+    if len(minutes) < 2:
         axes.spines["top"].set_visible(False)
         return
-    # An iteration's point stands at its end.
-    minutes = np.cumsum(seconds) / 60
     ticks = MaxNLocator(nbins=8).tick_values(0.0, minutes[-1])
     ticks = ticks[(ticks >= minutes[0]) & (ticks <= minutes[-1])]
     top = axes.secondary_xaxis("top")
     top.set_xticks(np.interp(ticks, minutes, iterations), [f"{tick:g}" for tick in ticks])
-    top.set_xlabel("wall time (min)")
+    top.set_xlabel("training time (min)")

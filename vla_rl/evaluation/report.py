@@ -150,12 +150,12 @@ class EvaluationReport:
         """
         document = json.loads(text)
         if not isinstance(document, dict) or document.get("format_version") != FORMAT_VERSION:
-            raise ValueError(f"not an evaluation report of format {FORMAT_VERSION}; write it again with `vla-rl eval`")
+            raise ValueError(f"not an evaluation report of format {FORMAT_VERSION}; write it again with `vla-rl evaluate`")
         try:
             fields = {name: document[name] for name in cls.__dataclass_fields__}
             fields["outcomes"] = tuple(StartOutcome(**outcome) for outcome in document["outcomes"])
         except (KeyError, TypeError) as error:
-            raise ValueError(f"broken evaluation report: {error}; write it again with `vla-rl eval`") from error
+            raise ValueError(f"broken evaluation report: {error}; write it again with `vla-rl evaluate`") from error
         return cls(**fields)
 
     def to_markdown(self) -> str:

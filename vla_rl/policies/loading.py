@@ -10,13 +10,11 @@ from vla_rl.policies.token_policy import TokenPolicy
 
 
 def load_policy(folder: Path, device: str = "cpu") -> TokenPolicy:
-    """Read any policy folder (`<checkpoint>/policy`, or a checkpoint folder that holds one).
+    """Read any policy folder, e.g. `<checkpoint>/policy`.
 
     Raises:
         ValueError: The folder is not a policy, or a file in it is damaged.
     """
-    if (folder / "policy" / "config.json").exists():
-        folder = folder / "policy"
     try:
         kind = json.loads((folder / "config.json").read_text())["policy"]["type"]
     except FileNotFoundError as error:

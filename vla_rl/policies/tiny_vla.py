@@ -66,9 +66,8 @@ class TinyVLA(TokenPolicy):
     """See the module's docstring. Build with `create`, read back with `load`."""
 
     def __init__(self, config: TinyVLAConfig, spec: EnvSpec, norm_stats: NormStats, tokenizer: WordTokenizer) -> None:
-        super().__init__(config.action_horizon, spec.action_dim, norm_stats)
+        super().__init__(config.action_horizon, spec, norm_stats)
         self.config = config
-        self.spec = spec
         self.tokenizer = tokenizer
         self.instruction = _InstructionEncoder(tokenizer.vocab_size, config.instruction_dim)
         self.stem = _KeypointStem(config, len(spec.cameras))
@@ -176,6 +175,9 @@ class _KeypointStem(nn.Module):
         self.camera = nn.Embedding(num_cameras, config.instruction_dim)
         self.films = nn.ModuleList(nn.Linear(config.instruction_dim, 2 * width) for width in config.channels)
         self.maps = nn.Conv2d(widths[-1], config.num_keypoints, kernel_size=1)
+        # Maps are standardised, then sharpened by this: keypoints are distinct and move from the first update on. Raw maps
+        # start almost flat, all keypoints sit in the middle, and the MLP learns the demonstrations by heart instead.
+        self.sharpness = nn.Parameter(torch.full((config.num_keypoints, 1), 3.0))
         self.output_dim = num_cameras * config.num_keypoints * 3
 
     def forward(self, images: torch.Tensor, instruction: torch.Tensor) -> torch.Tensor:
@@ -187,12 +189,12 @@ class _KeypointStem(nn.Module):
             hidden = nn.functional.relu(torch.addcmul(shift, conv(hidden), 1.0 + scale))
         maps = self.maps(hidden)  # (B*C, D, h, w)
         height, width = maps.shape[2:]
-        flat = maps.flatten(2)
+        flat = self.sharpness * nn.functional.layer_norm(maps.flatten(2), (height * width,))
         weights = torch.softmax(flat, dim=-1)
         ys = torch.linspace(-1.0, 1.0, height, device=maps.device).repeat_interleave(width)
         xs = torch.linspace(-1.0, 1.0, width, device=maps.device).repeat(height)
         positions = weights @ torch.stack([xs, ys], dim=-1)  # (B*C, D, 2)
-        peak = (weights * flat).sum(dim=-1, keepdim=True) - flat.mean(dim=-1, keepdim=True)
+        peak = (weights * flat).sum(dim=-1, keepdim=True)
         return torch.cat([positions, 0.1 * peak], dim=-1).reshape(batch, cameras * maps.shape[1] * 3)
 
 

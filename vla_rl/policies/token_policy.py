@@ -8,31 +8,60 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import fields
+from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import nn
 
 from vla_rl.policies.action_tokens import decode_bins, encode_actions, sample_bins, token_entropy, token_logprobs
 from vla_rl.policies.normalization import NormStats
 from vla_rl.policy import ActOutput, Evaluation, Sampling
-from vla_rl.types import Observation
+from vla_rl.types import EnvSpec, Observation
 
 
 class TokenPolicy(nn.Module, ABC):
     """Parallel decoding: all L tokens of a chunk are independent given the observation (OpenVLA-OFT, arXiv:2502.19645)."""
 
-    def __init__(self, action_horizon: int, action_dim: int, norm_stats: NormStats) -> None:
+    def __init__(self, action_horizon: int, spec: EnvSpec, norm_stats: NormStats) -> None:
         super().__init__()
         self.action_horizon = action_horizon
-        self.action_dim = action_dim
+        self.action_dim = spec.action_dim
+        self.spec = spec
         self.norm_stats = norm_stats
+
+    def check_spec(self, spec: EnvSpec) -> None:
+        """Refuse a suite with another interface than the one that the policy was made for.
+
+        Raises:
+            ValueError: Names every difference.
+        """
+        differences = [
+            f"{field.name}: policy {getattr(self.spec, field.name)}, suite {getattr(spec, field.name)}"
+            for field in fields(EnvSpec)
+            if getattr(self.spec, field.name) != getattr(spec, field.name)
+        ]
+        if differences:
+            raise ValueError(
+                f"the policy was made for another interface than the suite offers ({'; '.join(differences)}); "
+                "configure the suite's cameras, image_size or tasks as in the policy's training run"
+            )
 
     @abstractmethod
     def logits(self, observations: Sequence[Observation]) -> Float[torch.Tensor, "batch tokens bins"]:
         """Scores over the 256 bins of each action token, ordered control step first, then action entry."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """See `Policy.save`."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, folder: Path, device: str = "cpu") -> Self:
+        """See `Policy.load`."""
 
     @property
     def device(self) -> torch.device:
@@ -54,13 +83,13 @@ class TokenPolicy(nn.Module, ABC):
         host_bins = bins.cpu().numpy()
         return ActOutput(actions=self.decode(host_bins), sample=host_bins, logprobs=logprobs.cpu().numpy())
 
-    def decode(self, bins: np.ndarray[Any, Any]) -> Float64[np.ndarray, "batch horizon action_dim"]:
+    def decode(self, bins: Int64[np.ndarray, "batch tokens"]) -> Float64[np.ndarray, "batch horizon action_dim"]:
         """Chunks in the suite's units from (B, L) bins."""
         normalized = decode_bins(bins).reshape(len(bins), self.action_horizon, self.action_dim)
         return self.norm_stats.action.denormalize(normalized)
 
     def evaluate(
-        self, observations: Sequence[Observation], sample: np.ndarray[Any, Any], temperature: float
+        self, observations: Sequence[Observation], sample: Int64[np.ndarray, "batch tokens"], temperature: float
     ) -> Evaluation:
         """See `Policy.evaluate`."""
         logits = self.logits(observations)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import UInt8
 from pydantic import Field
 
-from sim.vec_env import ThreadVecEnv
+from sim.thread_vec_env import ThreadVecEnv
 from sim.world import Suite
 from vla_rl.config import ConfigModel
 from vla_rl.distributed import num_cores

@@ -4,8 +4,8 @@ A group is the list of episodes from one start. A group whose members all succee
 everywhere, so it is dropped and another is drawn. Groups beyond what an iteration needs are carried over to the next
 ones for at most `max_carry_age` policy versions. Whatever is dropped is counted.
 
-An episode that ended in neither success nor time limit has crashed. It says nothing about the policy and is removed from
-its group; the rest is judged like any other group if at least two members remain, else the group is dropped.
+An episode that ended in neither success nor time limit has crashed. It says nothing about the policy and is removed
+from its group; the rest is judged like any other group if at least two members remain, else the group is dropped.
 """
 
 from __future__ import annotations

@@ -88,6 +88,24 @@ def latest_checkpoint(run_folder: Path) -> Path | None:
     return next(reversed(_complete_checkpoints(run_folder)), None)
 
 
+def resolve_checkpoint(path: Path) -> Path:
+    """The policy folder that a user means: a run's newest checkpoint, a checkpoint, or a policy folder itself.
+
+    Raises:
+        ValueError: There is none, or the checkpoint is damaged.
+    """
+    if (path / "config.json").is_file():
+        return path
+    checkpoint = latest_checkpoint(path) if (path / "checkpoints").is_dir() else path
+    if checkpoint is None or not checkpoint.is_dir():
+        raise ValueError(
+            f"'{path}' holds no checkpoint; expected a run folder such as 'runs/name', a checkpoint such as "
+            "'runs/name/checkpoints/iteration_000100', or a policy folder"
+        )
+    verify_checkpoint(checkpoint)
+    return checkpoint / "policy"
+
+
 def load_trainer_state(checkpoint: Path) -> dict[str, Any]:
     """The `state` of `save_checkpoint`; tensors are on the CPU.
 

@@ -79,6 +79,7 @@ class RLTrainer:
         self._seed = seed
         self._optimizer = Optimizer(policy.named_parameters(), config.optim)
         self._rollouts = GroupRollouts(collector, starts, config.algo, config.dynamic_sampling)
+        self._policy_version = 0
         self._num_starved = 0
         self._seconds = 0.0
 
@@ -90,8 +91,9 @@ class RLTrainer:
             SimError: Too many worlds crashed.
         """
         self.policy.eval()
-        with MetricsWriter(self._folder, first_iteration=self.iteration) as writer:
-            if self.iteration == 0 and self._config.evaluate_every:
+        is_fresh = self.iteration == 0
+        with MetricsWriter(self._folder, first_iteration=0 if is_fresh else self.iteration + 1) as writer:
+            if is_fresh and self._config.evaluate_every:
                 writer.write(0, self._evaluate())
             while not self._is_finished():
                 self.iteration += 1
@@ -108,13 +110,14 @@ class RLTrainer:
     def _iterate(self) -> dict[str, float]:
         """Rollouts, advantages, update; evaluation if it is due."""
         started = time.perf_counter()
-        groups, row = self._rollouts.collect(policy_version=self._optimizer.num_steps)
+        groups, row = self._rollouts.collect(policy_version=self._policy_version)
         rollout_s = time.perf_counter() - started
         self._check_starved(groups)
         if groups:
             generator = np.random.default_rng(seed_sequence(self._seed, "minibatches", self.iteration))
             with torch_threads(num_cores()):
                 row |= update(self.policy, self._optimizer, self._batch(groups), self._config.algo, generator)
+            self._policy_version += 1
         update_s = time.perf_counter() - started - rollout_s
         row |= self._collector.timings.take() | _throughput(rollout_s, update_s, row)
         self._seconds += rollout_s + update_s
@@ -131,7 +134,7 @@ class RLTrainer:
             episodes,
             group_advantages(rewards, group_indices, self._config.algo.advantage),
             tokens_per_step=self.policy.action_dim,
-            policy_version=self._optimizer.num_steps,
+            policy_version=self._policy_version,
         )
 
     def _check_starved(self, groups: Sequence[Group]) -> None:
@@ -165,6 +168,7 @@ class RLTrainer:
             "iteration": self.iteration,
             "optimizer": self._optimizer.state_dict(),
             "draw": asdict(self._rollouts.state),
+            "policy_version": self._policy_version,
             "num_starved": self._num_starved,
             "seconds": self._seconds,
         }
@@ -180,6 +184,7 @@ class RLTrainer:
         self._optimizer.load_state_dict(state["optimizer"])
         self._rollouts.state = DrawState(**state["draw"])
         self._rollouts.buffer.restore(load_carried_groups(checkpoint))
+        self._policy_version = int(state["policy_version"])
         self._num_starved = int(state["num_starved"])
         self._seconds = float(state["seconds"])
         self.iteration = int(state["iteration"])

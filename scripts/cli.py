@@ -1,0 +1,38 @@
+"""The console command `vla-rl <verb>`: one verb per script of this folder."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from scripts import collect_demos, compare, evaluate, quickstart, sft, train
+from scripts.progress import console
+from scripts.run_config import field_table
+from vla_rl.types import SimError
+
+app = typer.Typer(
+    help="Reinforcement learning of vision-language-action policies in MuJoCo worlds.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+app.command("quickstart")(quickstart.main)
+app.command("demos", epilog=field_table("suite", "demos", "seed"))(collect_demos.main)
+app.command("sft", epilog=field_table("suite", "policy", "sft", "seed"))(sft.main)
+app.command("train", epilog=field_table("suite", "rl", "rollout", "seed", "device"))(train.main)
+app.command("evaluate", epilog=field_table("suite", "evaluation", "rollout", "seed", "device"))(evaluate.main)
+app.command("compare")(compare.main)
+
+
+def main() -> None:
+    """Run a verb; a user's mistake ends in one clear message, not in a traceback."""
+    try:
+        app()
+    except (ValueError, OSError, SimError) as error:
+        console.print(f"error: {error}", style="red", markup=False)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

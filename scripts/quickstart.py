@@ -1,0 +1,101 @@
+"""vla-rl quickstart: demonstrations -> cloning -> evaluation -> reinforcement learning -> evaluation, one report at the end."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scripts.collect_demos import collect
+from scripts.evaluate import evaluate
+from scripts.film import film_before_after
+from scripts.progress import console
+from scripts.run_config import ConfigArguments, OutFolder, PrintConfig, RunConfig, read_config
+from scripts.sft import clone
+from scripts.train import train
+from vla_rl.config_text import config_to_yaml
+from vla_rl.evaluation.plots import plot_learning_curve
+from vla_rl.evaluation.quickstart_report import CURVE_FILE, write_quickstart_report
+from vla_rl.evaluation.report import EvaluationReport, write_text_atomically
+from vla_rl.metrics import read_metrics
+from vla_rl.run import flat_versions, open_run
+from vla_rl.train.checkpoint import latest_checkpoint
+
+PRESET = Path(__file__).resolve().parents[1] / "configs" / "quickstart.yaml"
+
+
+class Stages:
+    """Runs each stage once: what a folder's `seconds.json` lists is done and is not repeated by a resumed quickstart."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "seconds.json"
+        self.seconds: dict[str, float] = json.loads(self._path.read_text()) if self._path.exists() else {}
+
+    def run(self, name: str, work: Callable[[], object]) -> None:
+        """Run a stage and note how long it took."""
+        if name in self.seconds:
+            return
+        console.rule(name)
+        started = time.perf_counter()
+        work()
+        self.seconds[name] = time.perf_counter() - started
+        write_text_atomically(self._path, json.dumps(self.seconds, indent=1))
+
+
+def quickstart(config: RunConfig, folder: Path, resume: bool = False) -> None:
+    """Run all stages in a folder."""
+    open_run(folder, config_to_yaml(config), resume)
+    demos, sft, rl = folder / "demos", folder / "sft", folder / "rl"
+    stages = Stages(folder)
+    stages.run("demonstrations", lambda: collect(config, demos))
+    stages.run("cloning", lambda: clone(config, demos, sft, resume=_has_checkpoint(sft)))
+    stages.run("evaluation before", lambda: evaluate(config, sft, folder / "evaluation_sft", "before RL"))
+    stages.run("reinforcement learning", lambda: train(config, sft, rl, resume=_has_checkpoint(rl)))
+    stages.run("evaluation after", lambda: evaluate(config, rl, folder / "evaluation_rl", "after RL"))
+    stages.run("videos", lambda: film_before_after(config, sft, rl, folder))
+    plot_learning_curve(read_metrics(rl), folder / CURVE_FILE, f"Quickstart, seed {config.seed}")
+    before = EvaluationReport.load(folder / "evaluation_sft")
+    after = EvaluationReport.load(folder / "evaluation_rl")
+    settings = config.model_dump(mode="json")
+    write_quickstart_report(folder, before, after, stages.seconds, config.seed, flat_versions(), settings)
+    _last_screen(folder, before, after, stages.seconds)
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    return latest_checkpoint(folder) is not None
+
+
+def _last_screen(
+    folder: Path, before: EvaluationReport, after: EvaluationReport, seconds: dict[str, float]
+) -> None:
+    console.rule("what was gained")
+    for old, new in zip((*before.tasks, before.overall), (*after.tasks, after.overall), strict=True):
+        gain = 100 * (new.success_rate - old.success_rate)
+        interval = new.interval
+        console.print(
+            f"  {old.task:40s} {old.success_rate:6.1%} -> {new.success_rate:6.1%}  ({gain:+.1f} points; "
+            f"95 % interval after: {interval.low:.1%} to {interval.high:.1%}, {new.num_starts} unseen starts)"
+        )
+    console.print(f"\n{sum(seconds.values()) / 60:.1f} minutes in all. In {folder}: report.md, {CURVE_FILE}, videos/")
+    console.print("Try next:")
+    console.print(f"  vla-rl evaluate {folder / 'rl'} --suite tabletop/stack     a family that it never trained on")
+    console.print(f"  vla-rl train configs/quickstart.yaml --checkpoint {folder / 'rl'} --out runs/longer")
+    console.print("  vla-rl train --help                                         every setting, with its meaning")
+
+
+def main(
+    arguments: ConfigArguments = None,
+    out: OutFolder = Path("runs/quickstart"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the folder's quickstart stopped.")] = False,
+    print_config: PrintConfig = False,
+) -> None:
+    """Demonstrations, cloning, RL and evaluation on the tabletop suite, in minutes on two CPU cores."""
+    quickstart(read_config([str(PRESET), *(arguments or [])], print_config), out, resume)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,66 @@
+"""vla-rl sft: clone demonstrations into a new policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from scripts.progress import console, progress_bar
+from scripts.run_config import ConfigArguments, OutFolder, PrintConfig, Resume, RunConfig, read_config
+from sim.suites import make_suite
+from vla_rl.config_text import config_to_yaml
+from vla_rl.data.demos import Demonstration, norm_stats
+from vla_rl.data.libero_hdf5 import read_folder
+from vla_rl.policies.tiny_vla import TinyVLA
+from vla_rl.policies.word_tokenizer import WordTokenizer
+from vla_rl.run import open_run, seed_sequence
+from vla_rl.train.sft import SFTTrainer
+from vla_rl.types import EnvSpec
+
+
+def clone(config: RunConfig, demos_folder: Path, folder: Path, resume: bool = False) -> None:
+    """Clone the demonstrations of a folder into a new policy; checkpoints go to the run folder."""
+    run = open_run(folder, config_to_yaml(config), resume)
+    suite = make_suite(config.suite)
+    demonstrations = [demo for demo in read_folder(demos_folder, suite.spec.cameras) if demo.task in suite.tasks]
+    if not demonstrations:
+        raise ValueError(f"{demos_folder} has no demonstrations of the tasks {', '.join(suite.tasks)}")
+    policy = make_policy(config, suite.spec, demonstrations)
+    trainer = SFTTrainer(policy, demonstrations, config.sft, run.path, config.seed)
+    if resume:
+        trainer.resume()
+    with progress_bar("cloning", config.sft.num_updates) as bar:
+        trainer.train(lambda row: bar.update(trainer.num_updates, _status(row)))
+
+
+def make_policy(config: RunConfig, spec: EnvSpec, demonstrations: list[Demonstration]) -> TinyVLA:
+    """A freshly initialised policy that knows the demonstrations' words and statistics."""
+    torch.manual_seed(int(seed_sequence(config.seed, "policy").generate_state(1)[0]))
+    is_raw = [name == "gripper" for name in spec.action_names]
+    stats = norm_stats(demonstrations, config.suite.type, is_raw)
+    tokenizer = WordTokenizer.from_instructions(demo.instruction for demo in demonstrations)
+    return TinyVLA(config.policy, spec, stats, tokenizer).to(config.device)
+
+
+def _status(row: dict[str, float]) -> str:
+    names = {"loss": "sft/loss", "held out": "sft/held_out_loss"}
+    return "  ".join(f"{label} {row[name]:.3f}" for label, name in names.items() if name in row)
+
+
+def main(
+    arguments: ConfigArguments = None,
+    demos: Annotated[Path, typer.Option("--demos", help="Folder of demonstrations (*.hdf5).")] = Path("runs/demos"),
+    out: OutFolder = Path("runs/sft"),
+    resume: Resume = False,
+    print_config: PrintConfig = False,
+) -> None:
+    """Clone demonstrations into a new policy (sections: suite, policy, sft, seed)."""
+    clone(read_config(arguments, print_config), demos, out, resume)
+    console.print(f"the policy is in {out}; next: vla-rl train --checkpoint {out}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
