@@ -24,4 +24,5 @@ lint: setup
 	$(BIN)/lint-imports
 
 bench: setup
-	@$(BIN)/vla-rl bench
+	@$(BIN)/vla-rl bench-sim
+	@$(BIN)/vla-rl bench-train configs/quickstart.yaml

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from scripts import collect_demos, compare, evaluate, quickstart, sft, train
+from scripts import bench_sim, bench_train, collect_demos, compare, evaluate, quickstart, sft, train
 from scripts.progress import console
 from scripts.run_config import field_table
 from vla_rl.types import SimError
@@ -23,6 +23,8 @@ app.command("sft", epilog=field_table("suite", "policy", "sft", "seed"))(sft.mai
 app.command("train", epilog=field_table("suite", "rl", "rollout", "seed", "device"))(train.main)
 app.command("evaluate", epilog=field_table("suite", "evaluation", "rollout", "seed", "device"))(evaluate.main)
 app.command("compare")(compare.main)
+app.command("bench-sim")(bench_sim.main)
+app.command("bench-train")(bench_train.main)
 
 
 def main() -> None:

@@ -33,16 +33,15 @@ class MujocoWorld:
 
     Every task's data is made at its first start and then reused, so a reset is a copy of the state.
 
-    An observation shows the state at the end of the control step, with all poses up to date. With
-    `observe_substeps_before_end=1` it shows what robosuite's observables show: poses from the beginning of the last but
-    one physics step and finger positions from its end (robosuite samples there, without a forward pass). Success always
-    refers to the end of the control step.
+    An observation shows the state at the end of the control step, with all poses up to date. With `lagged_observations`
+    it shows what LIBERO's environments return, which sample after the last but one physics step without a forward pass:
+    poses from the beginning of that physics step, finger positions from its end. Success always refers to the end.
 
     Args:
         scene_of: Scene of a task by its full name; called once per task and world.
         spec: Interface of the suite.
         horizon: Time limit in control steps.
-        observe_substeps_before_end: 0, or 1 for robosuite's observations.
+        lagged_observations: Show the instant that LIBERO shows.
     """
 
     def __init__(
@@ -50,16 +49,14 @@ class MujocoWorld:
         scene_of: Callable[[str], TaskScene],
         spec: EnvSpec,
         horizon: int,
-        observe_substeps_before_end: int = 0,
+        lagged_observations: bool = False,
     ) -> None:
         if horizon < 1:
             raise ValueError(f"horizon is {horizon}; at least one control step is needed")
-        if observe_substeps_before_end not in (0, 1):
-            raise ValueError(f"observe_substeps_before_end is {observe_substeps_before_end}; expected 0 or 1")
         self._scene_of = scene_of
         self._spec = spec
         self._horizon = horizon
-        self._is_sampled_early = observe_substeps_before_end == 1
+        self._is_lagged = lagged_observations
         self._stages: dict[str, _Stage] = {}
         self._stage: _Stage | None = None
         self._start: Start | None = None
@@ -118,7 +115,7 @@ class MujocoWorld:
         stage = self._running_stage()
         num_steps_before = self._num_steps
         actions = self._checked(chunk)
-        sample_substep = stage.kernel_model.num_substeps - 1 if self._is_sampled_early else 0
+        sample_substep = stage.kernel_model.num_substeps - 1 if self._is_lagged else 0
         frames: list[UInt8[np.ndarray, "height width 3"]] = []
         is_success = False
         for action in actions:
@@ -208,7 +205,7 @@ class MujocoWorld:
                 data=data,
                 kernel_model=osc.kernel_model(model),
                 kernel_data=osc.kernel_data(model, data),
-                observed=mujoco.MjData(model.mj_model) if self._is_sampled_early else None,
+                observed=mujoco.MjData(model.mj_model) if self._is_lagged else None,
             )
         return stage
 
@@ -251,7 +248,7 @@ class MujocoWorld:
     def _proprio(self, stage: _Stage, data: mujoco.MjData) -> Float32[np.ndarray, " proprio_dim"]:
         """LIBERO's layout: grip site's position (world, m), hand's rotation vector (rad), finger positions (m)."""
         model = stage.scene.model
-        fingers = self._sample[1] if self._is_sampled_early else data.qpos
+        fingers = self._sample[1] if self._is_lagged else data.qpos
         return np.concatenate(
             [
                 data.site_xpos[model.grip_site],

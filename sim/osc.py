@@ -34,6 +34,8 @@ ARM_ACTION_DIM = 6
 GOAL_ROTATION = 9
 """Entries of the memory that hold the orientation goal; the gripper command follows."""
 
+_compiled = njit(nogil=True, cache=True)
+
 check_mujoco_version()
 # Loaded already by the `mujoco` package; opening it again makes its symbols visible to the compiled kernel.
 _LIBRARY = ctypes.CDLL(str(Path(mujoco.__file__).parent / f"libmujoco.so.{PINNED_MUJOCO}"), mode=ctypes.RTLD_GLOBAL)
@@ -158,7 +160,7 @@ def reset_memory(model: SimModel, data: mujoco.MjData) -> Float64[np.ndarray, " 
     return np.concatenate([data.site_xmat[model.grip_site], np.zeros(len(model.gripper_actuators))])
 
 
-@njit(nogil=True, cache=True)
+@_compiled
 @no_type_check
 def run_control_step(
     model: KernelModel,
@@ -170,15 +172,13 @@ def run_control_step(
 ) -> bool:
     """Run one control step: `num_substeps` times controller and physics.
 
-    Call it with up-to-date data (after `mj_step1`, `mj_forward` or this function).
-
     Args:
-        model: `KernelModel`.
-        data: `KernelData`.
-        memory: From `reset_memory`; changed in place; (9 + fingers,) float64.
-        action: Displacement, rotation vector (world axes) and gripper, in [-1, 1] (clipped); (7,) float64.
+        model: Constants of the model.
+        data: Up-to-date data (after `mj_step1`, `mj_forward` or this function).
+        memory: From `reset_memory`; changed in place.
+        action: Displacement, rotation vector (world axes) and gripper; clipped to [-1, 1].
         sample_substep: 1-based physics step at which `sample` is taken; 0 takes none.
-        sample: Receives `qpos` before (row 0) and after (row 1) that physics step; (2, nq) float64.
+        sample: Receives `qpos` before (row 0) and after (row 1) that physics step.
 
     Returns:
         Whether the state is still valid: finite, and no MuJoCo warning but those of the renderer.
@@ -200,14 +200,14 @@ def run_control_step(
     return _is_valid(data)
 
 
-@njit(nogil=True)
+@_compiled
 @no_type_check
 def _is_valid(data: KernelData) -> bool:
     num_warnings = data.warnings.sum() - data.warnings[3]  # 3: too many geoms to draw, raised by the renderer only
     return num_warnings == 0 and np.isfinite(data.qpos.sum()) and np.isfinite(data.qvel.sum())
 
 
-@njit(nogil=True)
+@_compiled
 @no_type_check
 def _set_goal(model: KernelModel, data: KernelData, memory: Vector, action: Vector, goal_position: Vector) -> None:
     """Goals relative to the achieved pose; without a rotation command the previous orientation goal stays."""
@@ -226,13 +226,13 @@ def _set_goal(model: KernelModel, data: KernelData, memory: Vector, action: Vect
                 memory[3 * row + column] += rotation[row, k] * data.site_rotation[model.grip_site, 3 * k + column]
 
 
-@njit(nogil=True)
+@_compiled
 @no_type_check
 def _clip(value: float, limit: float) -> float:
     return min(max(value, -limit), limit)
 
 
-@njit(nogil=True)
+@_compiled
 @no_type_check
 def _rotation_matrix(vector: Vector, angle: float) -> Matrix:
     """Rotation by `angle` about `vector`, rounded to single precision where robosuite does (contacts amplify it)."""
@@ -254,18 +254,17 @@ def _rotation_matrix(vector: Vector, angle: float) -> Matrix:
     return matrix
 
 
-@njit(nogil=True)
+@_compiled
 @no_type_check
 def _move_gripper(model: KernelModel, data: KernelData, memory: Vector, command: float) -> None:
     """Move each finger's normalised command at a fixed rate towards the sign of `command`."""
     for i in range(len(model.gripper_actuators)):
-        position = memory[GOAL_ROTATION + i] + model.gripper_step[i] * np.sign(command)
-        position = _clip(position, 1.0)
+        position = _clip(memory[GOAL_ROTATION + i] + model.gripper_step[i] * np.sign(command), 1.0)
         memory[GOAL_ROTATION + i] = position
         data.ctrl[model.gripper_actuators[i]] = model.gripper_middle[i] + model.gripper_half_range[i] * position
 
 
-@njit(nogil=True)
+@_compiled
 @no_type_check
 def _set_arm_torques(model: KernelModel, data: KernelData, memory: Vector, goal_position: Vector) -> None:
     """Task-space PD torque with gravity compensation, plus posture torque in the nullspace, within the motors' limits.
@@ -277,20 +276,21 @@ def _set_arm_torques(model: KernelModel, data: KernelData, memory: Vector, goal_
     velocity = np.zeros(6)
     jacobian = _site_jacobian(model, data, velocity)
     acceleration = _pose_acceleration(model, data, memory, goal_position, velocity)
-    inertia = _arm_inertia(model, data)
-    transposed = jacobian.T.copy()
+    inertia, transposed = _arm_inertia(model, data), jacobian.T.copy()
     mobility = _product(jacobian, _solve(inertia, transposed))
     posture = np.empty((n, 1))
     for i in range(n):
         error = model.nullspace_posture[i] - data.qpos[model.arm_qpos[i]]
         posture[i, 0] = model.nullspace_kp * error - model.nullspace_kd * data.qvel[model.arm_dofs[i]]
 
-    force = _solve(mobility[:3, :3].copy(), acceleration[:3].copy())
-    moment = _solve(mobility[3:, 3:].copy(), acceleration[3:].copy())
-    wrench = _solve(mobility, _product(jacobian, posture))  # what the posture torque would exert
+    decoupled = mobility.copy()
     for i in range(3):
-        wrench[i, 0] = force[i, 0] - wrench[i, 0]
-        wrench[3 + i, 0] = moment[i, 0] - wrench[3 + i, 0]
+        for j in range(3):
+            decoupled[i, 3 + j] = decoupled[3 + i, j] = 0.0
+    wrench = _solve(decoupled, acceleration)
+    posture_wrench = _solve(mobility, _product(jacobian, posture))
+    for i in range(6):
+        wrench[i, 0] -= posture_wrench[i, 0]
 
     task_torque, posture_torque = _product(transposed, wrench), _product(inertia, posture)
     for i in range(n):
@@ -298,7 +298,7 @@ def _set_arm_torques(model: KernelModel, data: KernelData, memory: Vector, goal_
         data.ctrl[model.arm_actuators[i]] = min(max(torque, model.torque_min[i]), model.torque_max[i])
 
 
-@njit(nogil=True)
+@_compiled
 @no_type_check
 def _product(left: Matrix, right: Matrix) -> Matrix:
     """Product of small matrices; a BLAS call would cost more than the arithmetic."""
@@ -311,14 +311,12 @@ def _product(left: Matrix, right: Matrix) -> Matrix:
     return product
 
 
-@njit(nogil=True)
+@_compiled
 @no_type_check
 def _site_jacobian(model: KernelModel, data: KernelData, velocity: Vector) -> Matrix:
     """Arm columns of the site's Jacobian (6, n), translation first; adds the site's velocity to `velocity`."""
-    full = data.jacobian
-    nv = full.shape[1]
-    rotation_rows = full.ctypes.data + 3 * nv * 8
-    _mj_jac_site(model.address, data.address, full.ctypes.data, rotation_rows, model.grip_site)
+    full, nv = data.jacobian, data.jacobian.shape[1]
+    _mj_jac_site(model.address, data.address, full.ctypes.data, full.ctypes.data + 3 * nv * 8, model.grip_site)
     jacobian = np.empty((6, len(model.arm_dofs)))
     for row in range(6):
         for dof in range(nv):
@@ -328,7 +326,7 @@ def _site_jacobian(model: KernelModel, data: KernelData, velocity: Vector) -> Ma
     return jacobian
 
 
-@njit(nogil=True)
+@_compiled
 @no_type_check
 def _pose_acceleration(
     model: KernelModel, data: KernelData, memory: Vector, goal_position: Vector, velocity: Vector
@@ -340,15 +338,15 @@ def _pose_acceleration(
         j, k = (i + 1) % 3, (i + 2) % 3
         error = 0.0
         for axis in range(3):
-            a_j, a_k = 3 * j + axis, 3 * k + axis
-            error += 0.5 * (rotation[a_j] * memory[a_k] - rotation[a_k] * memory[a_j])
+            row_j, row_k = 3 * j + axis, 3 * k + axis
+            error += 0.5 * (rotation[row_j] * memory[row_k] - rotation[row_k] * memory[row_j])
         position_error = goal_position[i] - data.site_position[model.grip_site, i]
         acceleration[i, 0] = model.kp * position_error - model.kd * velocity[i]
         acceleration[3 + i, 0] = model.kp * error - model.kd * velocity[3 + i]
     return acceleration
 
 
-@njit(nogil=True)
+@_compiled
 @no_type_check
 def _arm_inertia(model: KernelModel, data: KernelData) -> Matrix:
     """Arm block (n, n) of the joint-space inertia, from MuJoCo's sparse rows (each dof with its ancestors)."""
@@ -366,13 +364,12 @@ def _arm_inertia(model: KernelModel, data: KernelData) -> Matrix:
     return inertia
 
 
-@njit(nogil=True)
+@_compiled
 @no_type_check
 def _solve(matrix: Matrix, right: Matrix) -> Matrix:
     """Solve a small symmetric positive definite system by Cholesky; C-contiguous (n, n), (n, m) -> (n, m).
 
-    At an exactly singular posture the coordinates without a pivot get no force (robosuite takes the pseudo-inverse);
-    elsewhere both give the same.
+    At an exactly singular posture, coordinates without a pivot get no force (robosuite: pseudo-inverse).
     """
     n, columns = right.shape
     lower = np.empty((n, n))

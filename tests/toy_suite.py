@@ -35,9 +35,11 @@ def toy_xml(timestep: float = 0.005) -> str:
       <body name="robot0_right_hand" pos="0 0 -0.1">
         <geom type="box" size="0.03 0.06 0.02" mass="0.3" group="1" contype="0" conaffinity="0"/>
         <site name="gripper0_grip_site" pos="0 0 -0.09"/>
-        <body pos="0 0.01 -0.06"><joint name="gripper0_finger_joint1" type="slide" axis="0 1 0" range="0 0.04" damping="20"/>
+        <body pos="0 0.01 -0.06">
+          <joint name="gripper0_finger_joint1" type="slide" axis="0 1 0" range="0 0.04" damping="20"/>
           <geom type="box" size="0.01 0.005 0.03" mass="0.05" group="1"/></body>
-        <body pos="0 -0.01 -0.06"><joint name="gripper0_finger_joint2" type="slide" axis="0 1 0" range="-0.04 0" damping="20"/>
+        <body pos="0 -0.01 -0.06">
+          <joint name="gripper0_finger_joint2" type="slide" axis="0 1 0" range="-0.04 0" damping="20"/>
           <geom type="box" size="0.01 0.005 0.03" mass="0.05" group="1"/></body>
       </body>"""
     motors = "".join(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ class Evaluation:
     entropy: Float[torch.Tensor, "batch tokens"]
 
 
+@runtime_checkable
 class Policy(Protocol):
     """Anything that can act, be evaluated and be cloned from demonstrations."""
 

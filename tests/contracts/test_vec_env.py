@@ -114,7 +114,6 @@ def test_a_finished_episode_has_no_observation_and_waits_for_a_start(make_env: M
     env.step(0, UP.repeat(4, axis=0))
     (result,) = env.wait()
     assert result.observation is None
-    assert result.render_s < result.physics_s  # nothing was drawn
     assert result.step is not None
     assert (result.step.num_steps, result.step.success) == (1, True)
     with pytest.raises(ValueError, match="slot 0 cannot step: it is over; reset it first"):

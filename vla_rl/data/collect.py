@@ -1,8 +1,8 @@
 """Records demonstrations of a scripted expert.
 
-DART: what is executed is the expert's action plus noise, what is stored is the expert's action alone, so that the images show
-states off the ideal path while the labels stay clean. Bursts of stronger noise ("pushes") put the hand where the expert would
-never go; without them a cloned policy learns to read its own pose instead of the picture.
+DART: what is executed is the expert's action plus noise, what is stored is the expert's action alone, so that the
+images show states off the ideal path while the labels stay clean. Bursts of stronger noise ("pushes") put the hand
+where the expert would never go; without them a cloned policy learns to read its own pose instead of the picture.
 
 Reference: M. Laskey et al., "DART: Noise Injection for Robust Imitation Learning", arXiv 1703.09327.
 """

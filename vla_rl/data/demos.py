@@ -82,7 +82,7 @@ class ChunkDataset:
 def split_held_out(
     demonstrations: Sequence[Demonstration], fraction: float, rng: np.random.Generator
 ) -> tuple[list[Demonstration], list[Demonstration]]:
-    """Split whole demonstrations into (training, held-out), the same fraction of each task, at least one for training."""
+    """Split whole demonstrations into (training, held-out), the same fraction of each task; at least one trains."""
     training: list[Demonstration] = []
     held_out: list[Demonstration] = []
     for task in sorted({demo.task for demo in demonstrations}):

@@ -23,25 +23,41 @@ _DATASET_OF_CAMERA = {"agentview": "agentview_rgb", "robot0_eye_in_hand": "eye_i
 
 
 def write_demonstrations(path: Path, demonstrations: Sequence[Demonstration], cameras: Sequence[str]) -> None:
-    """Write the demonstrations of one task; the file appears whole or not at all."""
-    partial = path.with_suffix(".partial")
+    """Write the demonstrations of one task; the file appears whole or not at all.
+
+    Raises:
+        ValueError: No demonstrations, or of several tasks.
+        OSError: The disk is full, or the folder cannot be written.
+    """
     tasks = {demo.task for demo in demonstrations}
     if len(tasks) != 1:
         raise ValueError(f"a demonstration file holds one task, got {sorted(tasks)}")
+    content = _file_content(tasks.pop(), demonstrations, cameras)
+    partial = path.with_suffix(".partial")
     try:
-        with h5py.File(partial, "w") as file:
-            data = file.create_group("data")
-            problem = {"problem_name": tasks.pop(), "language_instruction": demonstrations[0].instruction}
-            data.attrs["problem_info"] = json.dumps(problem)
-            data.attrs["env_args"] = json.dumps({"type": 1, "env_name": problem["problem_name"], "env_kwargs": {}})
-            data.attrs["num_demos"] = len(demonstrations)
-            data.attrs["total"] = sum(demo.num_steps for demo in demonstrations)
-            for i, demo in enumerate(demonstrations):
-                _write_one(data.create_group(f"demo_{i}"), demo, cameras)
+        partial.write_bytes(content)
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise OSError(f"could not write {path}: {error}; nothing was left half-written") from error
+        raise OSError(
+            error.errno, f"cannot write {path}: {error.strerror}; free space on the disk or choose another folder"
+        ) from error
+
+
+def _file_content(task: str, demonstrations: Sequence[Demonstration], cameras: Sequence[str]) -> bytes:
+    """The file, put together in memory: the HDF5 library cannot close a file cleanly once a write to it has failed."""
+    with h5py.File(task, "w", driver="core", backing_store=False) as file:
+        data = file.create_group("data")
+        problem = {"problem_name": task, "language_instruction": demonstrations[0].instruction}
+        data.attrs["problem_info"] = json.dumps(problem)
+        data.attrs["env_args"] = json.dumps({"type": 1, "env_name": task, "env_kwargs": {}})
+        data.attrs["num_demos"] = len(demonstrations)
+        data.attrs["total"] = sum(demo.num_steps for demo in demonstrations)
+        for i, demo in enumerate(demonstrations):
+            _write_one(data.create_group(f"demo_{i}"), demo, cameras)
+        file.flush()
+        content: bytes = file.id.get_file_image()
+        return content
 
 
 def _write_one(group: h5py.Group, demo: Demonstration, cameras: Sequence[str]) -> None:
@@ -62,7 +78,7 @@ def read_demonstrations(path: Path, cameras: Sequence[str]) -> list[Demonstratio
     """Read a file of this layout, ours or LIBERO's.
 
     Raises:
-        ValueError: Not such a file, damaged, or a camera is missing.
+        ValueError: No such file, another kind of file, damaged, or a camera is missing.
     """
     try:
         with h5py.File(path, "r") as file:
@@ -72,15 +88,18 @@ def read_demonstrations(path: Path, cameras: Sequence[str]) -> list[Demonstratio
             instruction = instruction if isinstance(instruction, str) else "".join(instruction)
             names = sorted(data, key=lambda name: int(name.removeprefix("demo_")))
             return [_read_one(data[name], problem["problem_name"], instruction.strip('"'), cameras) for name in names]
-    except (OSError, KeyError) as error:
-        raise ValueError(f"{path} is not a readable demonstration file in LIBERO's layout ({error})") from error
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:  # what h5py makes of damaged files
+        raise ValueError(f"cannot read {path} as demonstrations in LIBERO's layout: {error}") from error
 
 
 def _read_one(group: h5py.Group, task: str, instruction: str, cameras: Sequence[str]) -> Demonstration:
     obs = group["obs"]
     missing = [camera for camera in cameras if _dataset_of(camera) not in obs]
     if missing:
-        raise ValueError(f"{group.file.filename} has no images of {missing}; it has {sorted(obs)}")
+        raise ValueError(
+            f"no images of {', '.join(missing)}, only {', '.join(sorted(obs))}; "
+            "set suite.cameras to what was recorded, or record again: vla-rl demos"
+        )
     proprio = np.concatenate([obs["ee_pos"], obs["ee_ori"], obs["gripper_states"]], axis=1)
     return Demonstration(
         task=task,

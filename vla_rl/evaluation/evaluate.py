@@ -1,4 +1,4 @@
-"""Evaluates a policy: every (task, start) exactly once, in a fixed order, with intervals, and films what went right and wrong."""
+"""Evaluates a policy: every (task, start) exactly once, in a fixed order; films what went right and what went wrong."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """Action tokens: 256 bins per action dimension, exactly as OpenVLA numbers them, and the log-probs that RL needs.
 
-OpenVLA puts 256 edges on [-1, 1] (255 intervals) and gives an action in interval d = digitize(a, edges) in 1..256 the token
-`vocab_size - d`. Here a *bin* is that token's row in the slice of the last 256 tokens: bin = 256 - d, so bin 255 is the most
-negative action, bin 1 the most positive interval, and bin 0 (only an action of exactly +1) decodes to the same centre as bin 1.
+OpenVLA puts 256 edges on [-1, 1] (255 intervals) and gives an action in interval d = digitize(a, edges) in 1..256 the
+token `vocab_size - d`. Here a *bin* is that token's row in the slice of the last 256 tokens: bin = 256 - d, so bin 255
+is the most negative action, bin 1 the most positive interval, and bin 0 (only an action of exactly +1) decodes to the
+same centre as bin 1.
 
-Source: M. Kim et al., OpenVLA, arXiv:2406.09246, section 3.2; log-probs over the 256-bin slice at the sampling temperature as
-in SimpleVLA-RL, arXiv:2509.09674, section 3.1. Shape letters: B batch, L tokens, V bins.
+Source: M. Kim et al., OpenVLA, arXiv:2406.09246, section 3.2; log-probs over the 256-bin slice at the sampling
+temperature as in SimpleVLA-RL, arXiv:2509.09674, section 3.1. Shape letters: B batch, L tokens, V bins.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def decode_bins(bins: Int64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shap
 def token_logprobs(
     logits: Float[torch.Tensor, "batch tokens bins"], bins: Int64[torch.Tensor, "batch tokens"], temperature: float
 ) -> Float[torch.Tensor, "batch tokens"]:
-    """log softmax(logits / temperature) at the given bins, in float32."""
+    """Logarithm of softmax(logits / temperature) at the given bins, in float32."""
     scaled = logits.float() / temperature
     return scaled.gather(-1, bins.unsqueeze(-1)).squeeze(-1) - torch.logsumexp(scaled, dim=-1)
 

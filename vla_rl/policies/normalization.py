@@ -1,7 +1,7 @@
 """Normalisation of actions and proprioception by dataset statistics, with OpenVLA's formulas and file format.
 
-Source: OpenVLA / OpenVLA-OFT, `dataset_statistics.json`: {key: {"action": {...}, "proprio": {...}, ...}}; actions use the
-q01..q99 range ("bounds_q99"), entries whose `mask` is False (the gripper) pass through unchanged.
+Source: OpenVLA / OpenVLA-OFT, `dataset_statistics.json`: {key: {"action": {...}, "proprio": {...}, ...}}; actions use
+the q01..q99 range ("bounds_q99"), entries whose `mask` is False (the gripper) pass through unchanged.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class RangeStats:
         missing = [name for name in ("q01", "q99", "min", "max", "mean", "std") if name not in entry]
         if missing:
             raise ValueError(f"normalisation statistics lack {missing}; found {sorted(entry)}")
-        arrays = {name: np.asarray(entry[name], dtype=np.float64) for name in ("q01", "q99", "min", "max", "mean", "std")}
+        arrays = {
+            name: np.asarray(entry[name], dtype=np.float64) for name in ("q01", "q99", "min", "max", "mean", "std")
+        }
         return cls(**arrays, mask=np.asarray(entry.get("mask", [True] * len(arrays["q01"])), dtype=bool))
 
 
@@ -100,12 +102,15 @@ class NormStats:
         Raises:
             ValueError: The key is missing or ambiguous; the message lists the candidates.
         """
-        content = json.loads((folder / "dataset_statistics.json").read_text())
+        path = folder / "dataset_statistics.json"
+        content = json.loads(path.read_text())
         if key is None and len(content) == 1:
             key = next(iter(content))
-        if key not in content:
-            raise ValueError(f"normalisation key {key!r} is not in {folder}; choose one of {sorted(content)}")
+        if key is None or key not in content:
+            raise ValueError(f"normalisation key {key!r} is not in {path}; choose one of {sorted(content)}")
         entry = content[key]
+        if not {"action", "proprio"} <= entry.keys():
+            raise ValueError(f"{key!r} in {path} needs 'action' and 'proprio'; found {sorted(entry)}")
         return cls(
             key=key,
             action=RangeStats.from_dict(entry["action"]),

@@ -1,12 +1,13 @@
-"""A VLA small enough to learn on two CPU cores: 64-128 px images + instruction + proprioception -> a chunk of action tokens.
+"""A VLA small enough to learn on two CPU cores: images of 64-128 px, instruction, proprioception -> action tokens.
 
-A convolutional stem, modulated by the instruction (FiLM), ends in spatial soft-argmax keypoints; keypoints, instruction and
-proprioception go through a residual MLP that emits all tokens of the chunk at once. The 256 logits of a token are a mixture of
-32 Gaussian bumps over the bins, so that neighbouring bins share evidence: bins are ordinal, and a free 256-way head lost its
-greedy mode under RL in our study while this one did not.
+A convolutional stem, modulated by the instruction (FiLM), ends in spatial soft-argmax keypoints; keypoints, instruction
+and proprioception go through a residual MLP that emits all tokens of the chunk at once. The 256 logits of a token are a
+mixture of 32 Gaussian bumps over the bins, so that neighbouring bins share evidence: bins are ordinal, and a free
+256-way head lost its greedy mode under RL in our study while this one did not.
 
-Sources: E. Perez et al., FiLM, arXiv:1709.07871, eq. 1; C. Finn et al., Deep spatial autoencoders, arXiv:1509.06113, section IV
-(soft-argmax). Shape letters: B batch, C cameras, D channels, K action_horizon, A action_dim, L = K * A tokens, V bins.
+Sources: E. Perez et al., FiLM, arXiv:1709.07871, eq. 1; C. Finn et al., Deep spatial autoencoders, arXiv:1509.06113,
+section IV (soft-argmax). Shape letters: B batch, C cameras, D channels, K action_horizon, A action_dim, L = K * A
+tokens, V bins.
 """
 
 from __future__ import annotations
@@ -38,15 +39,18 @@ class TinyVLAConfig(ConfigModel):
     """Which policy."""
     action_horizon: int = Field(default=8, ge=1, le=64)
     """Predicted control steps of a chunk (LIBERO recipes: 8)."""
-    channels: tuple[int, ...] = Field(default=(16, 32, 32), min_length=1)
+    channels: tuple[int, ...] = Field(default=(16, 16), min_length=1)
     """Channels of the convolutions (the first has a 5x5 kernel, the others 3x3)."""
-    strides: tuple[int, ...] = (2, 2, 1)
-    """Strides of the convolutions; the soft-argmax works at image_size / prod(strides)."""
-    num_keypoints: int = Field(default=32, ge=1)
+    strides: tuple[int, ...] = (2, 1)
+    """Strides of the convolutions; the soft-argmax works at image_size / prod(strides).
+
+    Resolution matters more than depth: with maps of 32 x 32 the same demonstrations gave 59 % success, with 16 x 16
+    8 %."""
+    num_keypoints: int = Field(default=16, ge=1)
     """Soft-argmax keypoints per camera."""
     instruction_dim: int = Field(default=64, ge=8)
     """Width of the instruction embedding."""
-    hidden_dim: int = Field(default=384, ge=16)
+    hidden_dim: int = Field(default=256, ge=16)
     """Width of the residual MLP."""
     num_blocks: int = Field(default=2, ge=0)
     """Residual blocks of the MLP."""
@@ -91,8 +95,9 @@ class TinyVLA(TokenPolicy):
         for observation in observations:
             if observation.images.shape != expected:
                 raise ValueError(
-                    f"images have shape {observation.images.shape} (cameras, height, width, rgb), the policy was made for "
-                    f"{expected} with cameras {self.spec.cameras}; set the suite's cameras and image_size accordingly"
+                    f"images have shape {observation.images.shape} (cameras, height, width, rgb), the policy was made "
+                    f"for {expected} with cameras {self.spec.cameras}; set the suite's cameras and image_size "
+                    "accordingly"
                 )
         device = self.device
         instruction = self._encode_instructions([observation.instruction for observation in observations])
@@ -115,7 +120,9 @@ class TinyVLA(TokenPolicy):
     def save(self, folder: Path) -> None:
         """Write weights, configuration, interface, vocabulary and normalisation statistics."""
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, folder / "model.safetensors")
+        save_file(
+            {name: tensor.contiguous() for name, tensor in self.state_dict().items()}, folder / "model.safetensors"
+        )
         description = {"policy": self.config.model_dump(mode="json"), "env_spec": _spec_to_dict(self.spec)}
         (folder / "config.json").write_text(json.dumps(description, indent=2))
         self.tokenizer.save(folder)
@@ -171,12 +178,14 @@ class _KeypointStem(nn.Module):
         self.convs = nn.ModuleList(
             nn.Conv2d(a, b, kernel_size=kernel, stride=stride, padding=kernel // 2)
             for a, b, kernel, stride in zip(widths[:-1], widths[1:], kernels, config.strides, strict=True)
-        ).to(memory_format=torch.channels_last)  # 2-3x faster on CPU than the default layout
+        )
+        # 2-3x faster on CPU than the default layout. (torch's annotations lack this overload.)
+        self.convs.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.camera = nn.Embedding(num_cameras, config.instruction_dim)
         self.films = nn.ModuleList(nn.Linear(config.instruction_dim, 2 * width) for width in config.channels)
         self.maps = nn.Conv2d(widths[-1], config.num_keypoints, kernel_size=1)
-        # Maps are standardised, then sharpened by this: keypoints are distinct and move from the first update on. Raw maps
-        # start almost flat, all keypoints sit in the middle, and the MLP learns the demonstrations by heart instead.
+        # Maps are standardised, then sharpened by this: keypoints are distinct and move from the first update on. Raw
+        # maps start almost flat, all keypoints sit in the middle, and the MLP learns the demonstrations by heart.
         self.sharpness = nn.Parameter(torch.full((config.num_keypoints, 1), 3.0))
         self.output_dim = num_cameras * config.num_keypoints * 3
 
@@ -223,5 +232,5 @@ class _BumpHead(nn.Module):
         self.bumps: torch.Tensor
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        coefficients = self.coefficients(hidden).reshape(len(hidden), self.num_tokens, -1)
+        coefficients: torch.Tensor = self.coefficients(hidden).reshape(len(hidden), self.num_tokens, -1)
         return coefficients @ self.bumps

@@ -1,7 +1,7 @@
 """What every policy with a discrete action head shares: logits over 256 bins -> actions, log-probs, cloning loss.
 
-A subclass only maps observations to logits; sampling, decoding, normalisation and log-probs are this one code path, for the
-tiny policy as for OpenVLA-OFT. Shape letters: B batch, K action_horizon, A action_dim, L = K * A tokens, V bins.
+A subclass only maps observations to logits; sampling, decoding, normalisation and log-probs are this one code path, for
+the tiny policy as for OpenVLA-OFT. Shape letters: B batch, K action_horizon, A action_dim, L = K * A tokens, V bins.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vla_rl.types import EnvSpec, Observation
 
 
 class TokenPolicy(nn.Module, ABC):
-    """Parallel decoding: all L tokens of a chunk are independent given the observation (OpenVLA-OFT, arXiv:2502.19645)."""
+    """Parallel decoding: given the observation, the L tokens are independent (OpenVLA-OFT, arXiv:2502.19645)."""
 
     def __init__(self, action_horizon: int, spec: EnvSpec, norm_stats: NormStats) -> None:
         super().__init__()

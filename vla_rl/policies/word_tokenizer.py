@@ -41,7 +41,9 @@ class WordTokenizer:
         rows = [[self._ids.get(word, UNKNOWN_ID) for word in _split(instruction)] for instruction in instructions]
         for instruction, row in zip(instructions, rows, strict=True):
             if not row:
-                raise ValueError(f"the instruction {instruction!r} has no words; a policy needs one, e.g. 'pick up the red cube'")
+                raise ValueError(
+                    f"the instruction {instruction!r} has no words; a policy needs one, e.g. 'pick up the red cube'"
+                )
         ids = np.full((len(rows), max(map(len, rows))), PAD_ID, dtype=np.int64)
         for i, row in enumerate(rows):
             ids[i, : len(row)] = row

@@ -2,10 +2,10 @@
 
 While the policy infers for some slots, the worlds of the others simulate. Two ways to choose the batch:
 
-- "ready": whatever waits. Best throughput where episodes or worlds are uneven. Which observations share a batch depends on
-  timing, and with it the last bits of the logits, so sampled runs are not bit-reproducible.
-- "waves": the slots are split into two fixed halves that take turns. Everything is a function of the seed, so an interrupted
-  and resumed run equals an uninterrupted one; worlds of equal cost lose almost nothing.
+- "ready": whatever waits. Best throughput where episodes or worlds are uneven. Which observations share a batch depends
+  on timing, and with it the last bits of the logits, so sampled runs are not bit-reproducible.
+- "waves": the slots are split into two fixed halves that take turns. Everything is a function of the seed, so an
+  interrupted and resumed run equals an uninterrupted one; worlds of equal cost lose almost nothing.
 
 Every random draw belongs to the episode (run seed, episode index), never to the slot.
 """
@@ -19,10 +19,10 @@ from typing import Literal
 
 import numpy as np
 
+from sim.vec_env import VecEnv
 from vla_rl.distributed import torch_threads
 from vla_rl.metrics import Timings
 from vla_rl.policy import Policy, Sampling
-from sim.vec_env import VecEnv
 from vla_rl.run import seed_sequence
 from vla_rl.types import Decision, Episode, Observation, SimError, SlotResult, Start
 
@@ -72,8 +72,8 @@ class Collector:
     def __post_init__(self) -> None:
         if not 1 <= self.execution_horizon <= self.policy.action_horizon:
             raise ValueError(
-                f"execution_horizon is {self.execution_horizon}, but the policy predicts {self.policy.action_horizon} control "
-                f"steps; choose a value from 1 to {self.policy.action_horizon}"
+                f"execution_horizon is {self.execution_horizon}, but the policy predicts {self.policy.action_horizon} "
+                f"control steps; choose a value from 1 to {self.policy.action_horizon}"
             )
         if self.policy.action_dim != self.env.spec.action_dim:
             raise ValueError(
@@ -199,7 +199,9 @@ class _Run:
 
     def decide(self, slots: Collection[int]) -> None:
         """One policy call for all of these slots that have an observation, then their chunks go out."""
-        waiting = [(slot, r) for slot in slots if (r := self.running.get(slot)) is not None and r.observation is not None]
+        waiting = [
+            (slot, r) for slot in slots if (r := self.running.get(slot)) is not None and r.observation is not None
+        ]
         if not waiting:
             return
         observations = [r.observation for _, r in waiting if r.observation is not None]

@@ -1,4 +1,4 @@
-"""Puts the rollout engine together from its config, and runs a list of starts once each (evaluation, demonstrations of a policy)."""
+"""Puts the rollout engine together from its config, and runs each start of a list once (evaluation, filming)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import UInt8
 from pydantic import Field
 
-from sim.thread_vec_env import ThreadVecEnv
+from sim.vec_env import ThreadVecEnv
 from sim.world import Suite
 from vla_rl.config import ConfigModel
 from vla_rl.distributed import num_cores
@@ -29,7 +29,7 @@ class RolloutConfig(ConfigModel):
     execution_horizon: int = Field(default=8, ge=1)
     """Control steps executed of each predicted chunk, at most the policy's action_horizon. LIBERO recipes: 8."""
     batching: Batching = "ready"
-    """Which waiting slots share a policy call: "ready" (whatever waits) or "waves" (two halves in turn, bit-reproducible)."""
+    """Which slots share a policy call: "ready" (whatever waits) or "waves" (two halves in turn, bit-reproducible)."""
 
 
 def make_vec_env(suite: Suite, config: RolloutConfig) -> ThreadVecEnv:

@@ -1,13 +1,15 @@
-"""One iteration's worth of groups: draw starts, run each `group_size` times, keep mixed groups, stop when there are enough.
+"""The groups of an iteration: draw starts, run each `group_size` times, keep mixed groups, stop when there are enough.
 
-Groups are started as slots fall free. How many to start is foreseen from the running share of kept groups, so that few slots
-idle at the end and few groups are surplus; what is surplus is carried over (`GroupBuffer`).
+Groups are started as slots fall free. How many to start is foreseen from the running share of kept groups, so that few
+slots idle at the end and few groups are surplus; what is surplus is carried over (`GroupBuffer`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from dataclasses import dataclass
+
+from pydantic import Field
 
 from vla_rl.algos.policy_gradient import AlgoConfig
 from vla_rl.config import ConfigModel
@@ -16,7 +18,6 @@ from vla_rl.rollout.collector import Collector, EpisodeRequest
 from vla_rl.rollout.filters import Group, GroupBuffer, GroupFilterConfig
 from vla_rl.rollout.sources import TrainStarts
 from vla_rl.types import Episode, Start
-from pydantic import Field
 
 
 class DynamicSamplingConfig(ConfigModel):
@@ -25,7 +26,7 @@ class DynamicSamplingConfig(ConfigModel):
     filter: GroupFilterConfig = GroupFilterConfig()
     """Which groups are learned from."""
     max_draw_factor: float = Field(default=4.0, ge=1.0)
-    """An iteration draws at most this many times `groups_per_iteration` groups. The published code has no limit but the epoch."""
+    """Limit of an iteration's draws, in multiples of `groups_per_iteration`. SimpleVLA-RL: until the epoch ends."""
     max_starved_iterations: int = Field(default=5, ge=1)
     """The run stops after this many iterations in a row without a single group to learn from."""
 
@@ -80,7 +81,7 @@ class _Draw:
         self.max_groups = round(config.max_draw_factor * algo.groups_per_iteration)
         self.num_drawn = 0
         self.members_to_start: deque[EpisodeRequest] = deque()
-        self.members: dict[int, list[Episode | None]] = defaultdict(list)
+        self.members: dict[int, list[Episode]] = defaultdict(list)
         self.under_way: dict[int, Start] = {}
         self.outcomes: dict[str, list[float]] = defaultdict(list)
         self.num_steps = 0
@@ -120,8 +121,8 @@ class _Draw:
         if len(members) < self.algo.group_size:
             return
         del self.under_way[request.group_index]
-        finished = [member for member in self.members.pop(request.group_index) if member is not None]
-        verdict = self.buffer.add(sorted(finished, key=lambda member: member.episode_index))
+        del self.members[request.group_index]
+        verdict = self.buffer.add(sorted(members, key=lambda member: member.episode_index))
         # Roughly the mean over the last 32 groups.
         self.state.kept_share += (float(verdict == "kept") - self.state.kept_share) / 32
 

@@ -1,9 +1,9 @@
-"""Which starts the run draws, and when enough has been drawn. All positions are integers, so a run resumes where it was."""
+"""Which starts a run draws. Positions in the stream are integers, so a resumed run goes on where it was."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from vla_rl.run import seed_sequence
 from vla_rl.types import Split, Start
 
 
+@runtime_checkable
 class StartPool(Protocol):
     """The part of a suite that sources need."""
 
