@@ -21,7 +21,7 @@ from vla_rl.algos.batch import make_batch
 from vla_rl.algos.policy_gradient import update
 from vla_rl.data.collect import collect_demonstrations
 from vla_rl.data.libero_hdf5 import read_folder
-from vla_rl.distributed import num_cores, torch_threads
+from vla_rl.distributed import num_cores, num_gradient_threads, torch_threads
 from vla_rl.policies.token_policy import TokenPolicy
 from vla_rl.policy import Sampling
 from vla_rl.rollout.collector import EpisodeRequest
@@ -102,8 +102,8 @@ def _update(policy: TokenPolicy, episodes: list[Episode], config: RunConfig) -> 
     batch = make_batch(episodes, advantages, tokens_per_step=policy.action_dim, policy_version=0)
     optimizer = Optimizer(policy.named_parameters(), config.rl.optim)
     started = time.perf_counter()
-    with torch_threads(num_cores()):
-        update(policy, optimizer, batch, config.rl.algo, np.random.default_rng(0))
+    threads = num_gradient_threads(policy.device)
+    update(policy, optimizer, batch, config.rl.algo, np.random.default_rng(0), threads)
     seconds = time.perf_counter() - started
     return {"update_s": seconds, "update_decisions_per_s": batch.num_decisions / seconds}
 

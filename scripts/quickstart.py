@@ -1,4 +1,4 @@
-"""vla-rl quickstart: demonstrations -> cloning -> evaluation -> reinforcement learning -> evaluation, one report at the end."""
+"""vla-rl quickstart: demonstrations, cloning, evaluation, reinforcement learning, evaluation, one report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PRESET = Path(__file__).resolve().parents[1] / "configs" / "quickstart.yaml"
 
 
 class Stages:
-    """Runs each stage once: what a folder's `seconds.json` lists is done and is not repeated by a resumed quickstart."""
+    """Runs each stage once: what a folder's `seconds.json` lists is done and not repeated on resumption."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "seconds.json"
@@ -69,9 +69,7 @@ def _has_checkpoint(folder: Path) -> bool:
     return latest_checkpoint(folder) is not None
 
 
-def _last_screen(
-    folder: Path, before: EvaluationReport, after: EvaluationReport, seconds: dict[str, float]
-) -> None:
+def _last_screen(folder: Path, before: EvaluationReport, after: EvaluationReport, seconds: dict[str, float]) -> None:
     console.rule("what was gained")
     for old, new in zip((*before.tasks, before.overall), (*after.tasks, after.overall), strict=True):
         gain = 100 * (new.success_rate - old.success_rate)

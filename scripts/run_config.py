@@ -1,4 +1,4 @@
-"""The one configuration that every verb reads: a preset for the laptop and one for eight GPUs differ in its values only."""
+"""The one configuration that every verb reads; the laptop run and the eight-GPU run differ in its values only."""
 
 from __future__ import annotations
 

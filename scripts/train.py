@@ -50,7 +50,9 @@ def train(config: RunConfig, checkpoint: Path, folder: Path, resume: bool = Fals
             )
     finally:
         env.close()
-    plot_learning_curve(read_metrics(run.path), run.path / "learning_curve.png", f"Reinforcement learning, seed {config.seed}")
+    plot_learning_curve(
+        read_metrics(run.path), run.path / "learning_curve.png", f"Reinforcement learning, seed {config.seed}"
+    )
 
 
 def arithmetic(config: RunConfig, tokens_per_decision: int) -> str:

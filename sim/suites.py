@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from typing import assert_never
 
+from pydantic import ValidationError
+
 from sim.tabletop.suite import TabletopConfig, TabletopSuite
 
 SuiteConfig = TabletopConfig
@@ -28,7 +30,7 @@ def select_tasks(config: SuiteConfig, text: str) -> SuiteConfig:
         text: "<suite>", "<suite>/<task or family>", or several of these with commas between.
 
     Raises:
-        ValueError: Unknown suite or task; lists what is there.
+        ValueError: Unknown suite or task; tells the nearest name and what is there.
     """
     tasks: list[str] = []
     for name in (part.strip() for part in text.split(",")):
@@ -38,4 +40,8 @@ def select_tasks(config: SuiteConfig, text: str) -> SuiteConfig:
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"unknown suite {suite!r}.{hint} Suites: {', '.join(SUITES)}")
         tasks += [task] if task else config.tasks
-    return type(config)(**{**config.model_dump(), "tasks": tuple(tasks)})
+    try:
+        return type(config)(**{**config.model_dump(), "tasks": tuple(tasks)})
+    except ValidationError as error:
+        problems = [item["msg"].removeprefix("Value error, ") for item in error.errors()]
+        raise ValueError("; ".join(problems)) from error

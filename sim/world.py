@@ -65,7 +65,7 @@ class Expert(Protocol):
 
 @runtime_checkable
 class TaskScene(Protocol):
-    """What a task adds to the generic MuJoCo world: its compiled model, where things stand at a start, when it is solved."""
+    """What a task adds to the generic world: its compiled model, where things stand at a start, when it is solved."""
 
     @property
     def model(self) -> SimModel:

@@ -2,6 +2,6 @@
 
 import os
 
-# Torch's idle threads spin by default. Beside busy simulation threads, or other users of the machine, that turns two threads
-# into much less than one. Read when torch is first imported, so it must be set here.
+# Torch's idle threads spin by default. Beside busy simulation threads, or other users of the machine, that turns two
+# threads into much less than one. Read when torch is first imported, so it must be set here.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

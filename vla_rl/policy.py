@@ -1,6 +1,6 @@
 """The seam between the policies and everything else. The trainer never looks inside a sample.
 
-Shapes: B batch, K action_horizon, A action_dim, L elements of a sample that have a log-probability (token policies: K*A).
+Shapes: B batch, K action_horizon, A action_dim, L elements of a sample with a log-probability (token policies: K*A).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ActOutput:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-    """Log-probabilities (with gradients) of a given sample, and the entropy of the distribution it came from; (B, L)."""
+    """Log-probabilities (with gradients) of a given sample, and the entropy of its distribution; (B, L)."""
 
     logprobs: Float[torch.Tensor, "batch tokens"]
     entropy: Float[torch.Tensor, "batch tokens"]

@@ -1,8 +1,8 @@
 """The values that travel between the worlds, the policies and the trainer. numpy only.
 
-An *episode* begins at a `Start`, is a list of `Decision`s (one policy call, one executed chunk of actions each) and ends
-in success, at the time limit, or with a crash of its world. Array shapes use C cameras, H image height, W image width,
-P proprio_dim, K executed control steps, A action_dim, L action tokens of a chunk.
+An *episode* begins at a `Start`, is a list of `Decision`s (one policy call, one executed chunk of actions each), and
+ends in success, at the time limit, or with a crash of its world. Array shapes use C cameras, H image height, W image
+width, P proprio_dim, K executed control steps, A action_dim, L action tokens of a chunk.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class EnvSpec:
         cameras: Camera names in the order of `Observation.images`.
         image_size: Height and width in pixels.
         image_orientation: "bottom_up" as robosuite and LIBERO return images (row 0 is the bottom), or "top_down".
-        proprio_names: One name per proprio entry (end-effector position in metres, axis-angle in rad, finger positions in m).
+        proprio_names: One name per proprio entry (end effector: position in m, axis-angle in rad; fingers in m).
         action_names: One name per action entry; LIBERO: dx dy dz drx dry drz in [-1, 1], gripper -1 open ... +1 closed.
         control_rate_hz: Control steps per simulated second.
     """

@@ -25,6 +25,8 @@ from sim.tabletop.tasks import RELEASE_GAP
 
 OPEN, CLOSE = -1.0, 1.0
 
+_ROTATION_DEADBAND = 0.06
+"""A smaller error (rad) is left to the controller, which holds the last goal: nobody corrects three degrees."""
 _PUSH_HEIGHT = TABLE_HEIGHT + 0.022
 _PUSHER_DEPTH = 0.0095
 """Half the depth of the closed fingers (m)."""
@@ -180,7 +182,9 @@ class ScriptedExpert:
         rotation = rotation_between(current, pointing_down(command.yaw))
         action = np.empty(7)
         action[:3] = np.clip(style.gain * error / self._position_max, -style.speed, style.speed)
-        action[3:6] = np.clip(rotation / self._rotation_max, -style.speed, style.speed)
+        action[3:6] = 0.0
+        if np.linalg.norm(rotation) > _ROTATION_DEADBAND:
+            action[3:6] = np.clip(rotation / self._rotation_max, -style.speed, style.speed)
         action[6] = command.gripper
         return action
 

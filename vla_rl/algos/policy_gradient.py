@@ -8,7 +8,8 @@ Shapes: B decisions, L tokens of a decision.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -21,6 +22,7 @@ from vla_rl.algos.batch import RolloutBatch
 from vla_rl.algos.denominators import DenominatorConfig, EpisodeMean, token_weights
 from vla_rl.algos.surrogates import ClippedSurrogate, clipped_loss, ratio_metrics
 from vla_rl.config import ConfigModel
+from vla_rl.distributed import accumulate_gradients
 from vla_rl.policy import Evaluation
 from vla_rl.types import Observation
 
@@ -50,9 +52,16 @@ class AlgoConfig(ConfigModel):
     """Largest |ratio - 1| before the first optimiser step. float32 stays below 1e-4; bfloat16 may need about 0.1."""
 
 
+_Part = tuple[float, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Of a micro-batch: its share of the loss; log ratio, advantage and entropy of its executed tokens, detached."""
+
+
 @runtime_checkable
 class Evaluator(Protocol):
     """The part of a `Policy` that an update needs."""
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """What is trained."""
 
     def evaluate(
         self, observations: Sequence[Observation], sample: Shaped[np.ndarray, "batch ..."], temperature: float
@@ -74,6 +83,7 @@ def update(
     batch: RolloutBatch,
     config: AlgoConfig,
     generator: np.random.Generator,
+    num_threads: int = 1,
 ) -> dict[str, float]:
     """Improve the policy on a batch.
 
@@ -83,6 +93,7 @@ def update(
         batch: What to learn from.
         config: The learning rule.
         generator: Shuffles the episodes into minibatches.
+        num_threads: Micro-batches that are worked on at the same time (CPU only); changes speed, never the result.
 
     Returns:
         Metrics named "update/...": means over minibatches (maxima where the name ends in "_max").
@@ -95,7 +106,7 @@ def update(
     for epoch in range(config.num_epochs):
         for index, rows in enumerate(batch.minibatches(config.num_minibatches, generator)):
             check_ratio = epoch == 0 and index == 0
-            rows_of.append(_update_minibatch(policy, optimizer, batch, rows, config, check_ratio))
+            rows_of.append(_update_minibatch(policy, optimizer, batch, rows, config, check_ratio, num_threads))
     metrics = {name: _summarise(name, [row[name] for row in rows_of]) for name in rows_of[0]}
     metrics["num_optimizer_steps"] = float(len(rows_of))
     metrics["num_tokens"] = float(batch.num_tokens)
@@ -115,24 +126,27 @@ def _update_minibatch(
     rows: Int[np.ndarray, " rows"],
     config: AlgoConfig,
     check_ratio: bool,
+    num_threads: int,
 ) -> dict[str, float]:
     """Accumulate the gradient of one minibatch over its micro-batches, then step."""
     weights = np.zeros(batch.mask.shape)
     weights[rows] = token_weights(batch.mask[rows], batch.episode_ids[rows], config.denominator)
-    loss = 0.0
-    parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-    for micro in batch.micro_batches(rows, config.micro_batch_size):
+
+    def part(micro: Int[np.ndarray, " micro"]) -> tuple[torch.Tensor, _Part]:
         evaluation = policy.evaluate(
             [batch.observations[row] for row in micro], batch.sample[micro], float(batch.temperatures[micro[0]])
         )
-        part_loss, part = _micro_batch_loss(evaluation, batch, micro, weights[micro], config, check_ratio)
-        part_loss.backward()  # type: ignore[no-untyped-call]
-        loss += part_loss.item()
-        parts.append(part)
+        return _micro_batch_loss(evaluation, batch, micro, weights[micro], config, check_ratio)
+
+    parts = accumulate_gradients(
+        [parameter for parameter in policy.parameters() if parameter.requires_grad],
+        [partial(part, micro) for micro in batch.micro_batches(rows, config.micro_batch_size)],
+        num_threads,
+    )
     grad_norm = optimizer.step()
-    log_ratio, advantages, entropy = (torch.cat(column) for column in zip(*parts, strict=True))
+    log_ratio, advantages, entropy = (torch.cat(column) for column in zip(*(part[1:] for part in parts), strict=True))
     return {
-        "loss": loss,
+        "loss": sum(part[0] for part in parts),
         "grad_norm": grad_norm,
         "entropy": entropy.mean().item(),
         **ratio_metrics(log_ratio, advantages, config.surrogate),
@@ -146,8 +160,8 @@ def _micro_batch_loss(
     weights: Float64[np.ndarray, "micro tokens"],
     config: AlgoConfig,
     check_ratio: bool,
-) -> tuple[Float[torch.Tensor, ""], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """The micro-batch's share of the loss, and (log ratio, advantage, entropy) of its executed tokens, detached."""
+) -> tuple[Float[torch.Tensor, ""], _Part]:
+    """The micro-batch's share of the loss, and what the metrics need of it."""
     device = evaluation.logprobs.device
     mask = torch.from_numpy(batch.mask[micro]).to(device)
     old_logprobs = torch.from_numpy(batch.old_logprobs[micro]).to(device)
@@ -164,7 +178,7 @@ def _micro_batch_loss(
     loss = (losses * torch.from_numpy(weights).to(device=device, dtype=losses.dtype)).sum()
     _require_finite("policy-gradient loss", loss)
     entropy = evaluation.entropy.detach().float()
-    return loss, (log_ratio[mask], advantages[:, None].expand_as(mask)[mask], entropy[mask])
+    return loss, (loss.item(), log_ratio[mask], advantages[:, None].expand_as(mask)[mask], entropy[mask])
 
 
 def _require_finite(name: str, tensor: torch.Tensor) -> None:

@@ -150,7 +150,9 @@ class EvaluationReport:
         """
         document = json.loads(text)
         if not isinstance(document, dict) or document.get("format_version") != FORMAT_VERSION:
-            raise ValueError(f"not an evaluation report of format {FORMAT_VERSION}; write it again with `vla-rl evaluate`")
+            raise ValueError(
+                f"not an evaluation report of format {FORMAT_VERSION}; write it again with `vla-rl evaluate`"
+            )
         try:
             fields = {name: document[name] for name in cls.__dataclass_fields__}
             fields["outcomes"] = tuple(StartOutcome(**outcome) for outcome in document["outcomes"])

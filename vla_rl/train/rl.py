@@ -1,4 +1,4 @@
-"""Reinforcement learning from task success: rollouts, group filter, advantages, update; evaluation and checkpoints between."""
+"""Reinforcement learning from task success: rollouts, group filter, advantages, update; evaluations and checkpoints."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vla_rl.algos.advantages import group_advantages
 from vla_rl.algos.batch import RolloutBatch, make_batch
 from vla_rl.algos.policy_gradient import AlgoConfig, update
 from vla_rl.config import ConfigModel
-from vla_rl.distributed import num_cores, torch_threads
+from vla_rl.distributed import num_gradient_threads
 from vla_rl.metrics import MetricsWriter
 from vla_rl.policies.token_policy import TokenPolicy
 from vla_rl.policy import Sampling
 from vla_rl.rollout.collector import Collector
-from vla_rl.rollout.engine import run_episodes, requests_of
+from vla_rl.rollout.engine import requests_of, run_episodes
 from vla_rl.rollout.filters import Group
 from vla_rl.rollout.groups import DrawState, DynamicSamplingConfig, GroupRollouts
 from vla_rl.rollout.sources import TrainStarts
@@ -58,7 +58,7 @@ class StarvedError(RuntimeError):
 
 
 class RLTrainer:
-    """Improves a policy in place. Everything random is a function of (seed, position), so a resumed run goes on exactly."""
+    """Improves a policy in place; every random draw is a function of (seed, position), so resuming is exact."""
 
     def __init__(
         self,
@@ -115,8 +115,8 @@ class RLTrainer:
         self._check_starved(groups)
         if groups:
             generator = np.random.default_rng(seed_sequence(self._seed, "minibatches", self.iteration))
-            with torch_threads(num_cores()):
-                row |= update(self.policy, self._optimizer, self._batch(groups), self._config.algo, generator)
+            threads = num_gradient_threads(self.policy.device)
+            row |= update(self.policy, self._optimizer, self._batch(groups), self._config.algo, generator, threads)
             self._policy_version += 1
         update_s = time.perf_counter() - started - rollout_s
         row |= self._collector.timings.take() | _throughput(rollout_s, update_s, row)
@@ -142,9 +142,9 @@ class RLTrainer:
         limit = self._config.dynamic_sampling.max_starved_iterations
         if self._num_starved >= limit:
             raise StarvedError(
-                f"no group with both successes and failures in {limit} iterations in a row (iteration {self.iteration}): "
-                "the tasks are solved, or hopeless for this policy. Evaluate the last checkpoint; if it is hopeless, start "
-                "from more demonstrations or easier starts, or raise algo.group_size"
+                f"no group with both successes and failures in {limit} iterations (up to {self.iteration}): "
+                "the tasks are solved, or hopeless for this policy. Evaluate the last checkpoint; if it is hopeless, "
+                "start from more demonstrations or easier starts, or raise algo.group_size"
             )
 
     def _evaluate(self) -> dict[str, float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from pydantic import Field
 
 from vla_rl.config import ConfigModel
 from vla_rl.data.demos import ChunkDataset, Demonstration, split_held_out
-from vla_rl.distributed import num_cores, torch_threads
+from vla_rl.distributed import accumulate_gradients, num_gradient_threads, torch_threads
 from vla_rl.metrics import MetricsWriter
 from vla_rl.policies.token_policy import TokenPolicy
 from vla_rl.run import seed_sequence
@@ -26,6 +28,8 @@ class SFTConfig(ConfigModel):
     """Optimiser steps."""
     batch_size: int = Field(default=64, ge=1)
     """Samples (observation and chunk) per optimiser step."""
+    micro_batch_size: int = Field(default=32, ge=1)
+    """Samples per forward and backward pass; changes memory and speed, never the result (beyond rounding)."""
     optim: OptimConfig = OptimConfig(lr=2e-3, weight_decay=1e-4, warmup_updates=50, decay="cosine")
     """Optimiser. The defaults suit the tiny policy."""
     augment: bool = True
@@ -39,7 +43,7 @@ class SFTConfig(ConfigModel):
 
 
 class SFTTrainer:
-    """Clones demonstrations into a policy. Every random draw is a function of (seed, update), so a resumed run goes on exactly."""
+    """Clones demonstrations into a policy; every random draw is a function of (seed, update), so resuming is exact."""
 
     def __init__(
         self,
@@ -59,6 +63,7 @@ class SFTTrainer:
         self._training = ChunkDataset(training, policy.action_horizon)
         self._held_out = ChunkDataset(held_out, policy.action_horizon) if held_out else None
         self._optimizer = Optimizer(policy.named_parameters(), config.optim, total_updates=config.num_updates)
+        self._parameters = [parameter for parameter in policy.parameters() if parameter.requires_grad]
         self._losses: list[float] = []
         self.num_updates = 0
 
@@ -77,7 +82,7 @@ class SFTTrainer:
         """Run to the end; `on_update` gets the latest row of metrics after every optimiser step (progress)."""
         row: dict[str, float] = {}
         with (
-            torch_threads(num_cores()),
+            torch_threads(1),
             MetricsWriter(self._folder, first_iteration=self.num_updates + 1) as writer,
         ):
             while self.num_updates < self._config.num_updates:
@@ -96,14 +101,20 @@ class SFTTrainer:
         rows = rng.integers(len(self._training), size=self._config.batch_size)
         batch = self._training.batch(rows, rng if self._config.augment else None)
         self.policy.train()
-        loss = self.policy.bc_loss(batch.observations, batch.actions, batch.valid)
-        if not bool(torch.isfinite(loss)):
-            raise FloatingPointError(
-                f"the cloning loss is {loss.item()} at update {self.num_updates}; lower sft.optim.lr"
-            )
-        loss.backward()  # type: ignore[no-untyped-call]
+        num_valid = float(batch.valid.sum())
+
+        def part(rows: slice) -> tuple[torch.Tensor, float]:
+            loss = self.policy.bc_loss(batch.observations[rows], batch.actions[rows], batch.valid[rows])
+            share = loss * (float(batch.valid[rows].sum()) / num_valid)
+            return share, float(share.item())
+
+        size = self._config.micro_batch_size
+        parts = [partial(part, slice(first, first + size)) for first in range(0, self._config.batch_size, size)]
+        loss = sum(accumulate_gradients(self._parameters, parts, num_gradient_threads(self.policy.device)))
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"the cloning loss is {loss} at update {self.num_updates}; lower sft.optim.lr")
         self._optimizer.step()
-        return float(loss.item())
+        return loss
 
     def _report(self) -> dict[str, float]:
         row = {"sft/loss": float(np.mean(self._losses)), "sft/lr": self._optimizer.lr}
