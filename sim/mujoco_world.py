@@ -17,6 +17,10 @@ from sim.world import TaskScene
 from vla_rl.types import EnvSpec, Observation, SimError, Start, StepResult, WorldState
 
 
+FRAME_SIZE_PX = 256
+"""Height and width of recorded frames; they are for people, who need more pixels than a small policy."""
+
+
 @dataclass(kw_only=True, eq=False)
 class _Stage:
     """One task, ready to run: its scene, its data and the kernel's view of them."""
@@ -127,7 +131,7 @@ class MujocoWorld:
                 self._is_done = True
                 raise self._sim_error("the physics became invalid")
             if record_frames:
-                frames.append(self.render(self._spec.cameras[0], *self._spec.image_size))
+                frames.append(self.render(self._spec.cameras[0], FRAME_SIZE_PX, FRAME_SIZE_PX))
             is_success = stage.scene.is_success(stage.data)
             self._is_done = is_success or self._num_steps >= self._horizon
             if self._is_done:
