@@ -16,7 +16,6 @@ from sim import osc, rendering
 from sim.world import TaskScene
 from vla_rl.types import EnvSpec, Observation, SimError, Start, StepResult, WorldState
 
-
 FRAME_SIZE_PX = 256
 """Height and width of recorded frames; they are for people, who need more pixels than a small policy."""
 

@@ -7,7 +7,10 @@ import os
 from collections.abc import Callable
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("no deadline", deadline=None)  # time is never asserted
+settings.load_profile("no deadline")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 

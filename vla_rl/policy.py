@@ -19,7 +19,13 @@ from vla_rl.types import Observation
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How actions are drawn. `greedy` takes the most likely bin of each token and ignores nothing else."""
+    """How actions are chosen.
+
+    Attributes:
+        mode: "sample" draws at the temperature. "greedy" is the policy's deterministic choice (most likely bin, or what
+            the policy's class says) and draws nothing from the generators.
+        temperature: Of the softmax; the reported log-probabilities are at this temperature in both modes.
+    """
 
     mode: Literal["sample", "greedy"] = "sample"
     temperature: float = 1.0

@@ -195,14 +195,14 @@ def test_cloning_teaches_the_demonstrated_actions(policy: TokenPolicy) -> None:
     observations = observations_of(policy, 2)
     # Within the normalised range [-0.5, 0.8], so that nothing is clipped; a bin is at most 1.3 / 255 wide.
     actions = np.clip(demonstrated(policy, 2), -0.5, 0.8)
-    optimizer = torch.optim.Adam(student.parameters(), lr=5e-3)
-    for _ in range(80):
+    optimizer = torch.optim.Adam(student.parameters(), lr=1e-2)
+    for _ in range(30):
         loss = student.bc_loss(observations, actions, np.ones(actions.shape[:2], dtype=bool))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     found = student.act(observations, GREEDY, streams([0, 1])).actions
-    assert np.abs(found - actions).max() < 0.05
+    assert np.abs(found - actions).max() < 0.03
 
 
 @pytest.mark.parametrize("change", ["size", "camera"])

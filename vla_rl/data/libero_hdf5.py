@@ -1,4 +1,4 @@
-"""Demonstration files in LIBERO's published HDF5 layout: one file per task, readable by LIBERO's own tools.
+"""Demonstration files in LIBERO's published HDF5 layout, one file per task.
 
 data/                      attrs: problem_info (JSON with language_instruction), num_demos, total, env_args
   demo_0/                  attrs: num_samples, instruction (ours: the paraphrase of this demonstration)
@@ -6,6 +6,8 @@ data/                      attrs: problem_info (JSON with language_instruction),
     rewards, dones (T,)    1 at the last step
     obs/agentview_rgb, obs/eye_in_hand_rgb (T, H, W, 3) uint8, bottom-up rows as LIBERO's
     obs/ee_pos, ee_ori (T, 3), ee_states (T, 6), gripper_states (T, 2)
+
+LIBERO's own files also hold simulator states, robot states and joint positions; nothing here reads or writes those.
 """
 
 from __future__ import annotations

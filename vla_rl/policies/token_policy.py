@@ -68,6 +68,10 @@ class TokenPolicy(nn.Module, ABC):
         """Where the weights are."""
         return next(self.parameters()).device
 
+    def greedy_bins(self, logits: Float[torch.Tensor, "batch tokens bins"]) -> Int64[torch.Tensor, "batch tokens"]:
+        """The deterministic choice: the most likely bin of each token (OpenVLA, SimpleVLA-RL)."""
+        return logits.argmax(dim=-1)
+
     @torch.inference_mode()
     def act(
         self, observations: Sequence[Observation], sampling: Sampling, generators: Sequence[np.random.Generator]
@@ -75,7 +79,7 @@ class TokenPolicy(nn.Module, ABC):
         """See `Policy.act`."""
         logits = self.logits(observations)
         if sampling.mode == "greedy":
-            bins = logits.argmax(dim=-1)
+            bins = self.greedy_bins(logits)
         else:
             uniforms = np.stack([generator.random(logits.shape[1], dtype=np.float32) for generator in generators])
             bins = sample_bins(logits, sampling.temperature, uniforms)
