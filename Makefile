@@ -1,4 +1,5 @@
 # Everything runs from .venv, which `make setup` creates. PYTHON picks another interpreter: make setup PYTHON=python3.12
+# ARGS are passed on: make quickstart ARGS="seed=1 --out runs/other"
 PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.vla-rl-installed
@@ -12,10 +13,10 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 	@touch $@
 
 quickstart: setup
-	@$(BIN)/vla-rl quickstart
+	@$(BIN)/vla-rl quickstart $(ARGS)
 
 test: setup
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(ARGS)
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -22,9 +21,9 @@ from sim.rendering import ensure_gl_backend
 from sim.tabletop.suite import TabletopConfig, TabletopSuite
 from sim.vec_env import ThreadVecEnv
 from sim.world import Suite
+from vla_rl.run import flat_versions
 from vla_rl.types import SlotResult, Start
 
-PACKAGES = ("mujoco", "numpy", "numba", "robosuite")
 SLOTS_PER_THREAD = 2
 """While a slot waits for the policy, another one of the same thread runs."""
 
@@ -43,10 +42,7 @@ def main(
     suite = TabletopSuite(TabletopConfig(image_size=image_size))
     report: dict[str, Any] = {
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "rendering": ensure_gl_backend()},
-        "versions": {
-            "python": platform.python_version(),
-            **{name: importlib.metadata.version(name) for name in PACKAGES},
-        },
+        "versions": flat_versions(),
         "settings": {
             "execution_horizon": execution_horizon,
             "image_size": image_size,

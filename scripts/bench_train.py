@@ -24,8 +24,8 @@ from vla_rl.data.libero_hdf5 import read_folder
 from vla_rl.distributed import num_cores, num_gradient_threads, torch_threads
 from vla_rl.policies.token_policy import TokenPolicy
 from vla_rl.policy import Sampling
-from vla_rl.rollout.collector import EpisodeRequest
-from vla_rl.rollout.engine import make_collector, make_vec_env
+from vla_rl.rollout.engine import make_collector, make_vec_env, requests_of
+from vla_rl.rollout.sources import TrainStarts
 from vla_rl.run import flat_versions
 from vla_rl.train.optim import Optimizer
 from vla_rl.types import Episode
@@ -47,17 +47,19 @@ def bench(config: RunConfig, num_episodes: int) -> dict[str, float]:
     observations = [decision.observation for episode in episodes for decision in episode.decisions]
     with torch_threads(1):
         for size in BATCH_SIZES:
-            seconds = _act_seconds(policy, observations[:size], config.rl.algo.temperature)
-            figures[f"act_ms_per_decision_batch_{size}"] = 1e3 * seconds / size
-    return figures | _update(policy, episodes, config) | _shares(figures)
+            if size <= len(observations):
+                seconds = _act_seconds(policy, observations[:size], config.rl.algo.temperature)
+                figures[f"act_ms_per_decision_batch_{size}"] = 1e3 * seconds / size
+    figures |= _update(policy, episodes, config)
+    return figures | _shares(figures)
 
 
 def _rollout(
     suite: Suite, policy: TokenPolicy, config: RunConfig, num_episodes: int
 ) -> tuple[list[Episode], dict[str, float]]:
     """Episodes of an untrained policy: they run to the time limit, so the load is the same each time."""
-    starts = [suite.start(suite.tasks[i % len(suite.tasks)], "train", i) for i in range(num_episodes)]
-    requests = [EpisodeRequest(start=start, episode_index=i, group_index=i) for i, start in enumerate(starts)]
+    starts = TrainStarts(suite, config.seed)
+    requests = requests_of([starts.start(i) for i in range(num_episodes)])
     episodes: list[Episode] = []
     env = make_vec_env(suite, config.rollout)
     try:
@@ -109,9 +111,11 @@ def _update(policy: TokenPolicy, episodes: list[Episode], config: RunConfig) -> 
 
 
 def _shares(figures: dict[str, float]) -> dict[str, float]:
-    """Shares of the thread seconds of a rollout."""
+    """Where an iteration goes: the rollout's wall time split by the thread seconds of its stages, and the update."""
     stages = {name: figures[f"rollout_{name}_s"] for name in ("physics", "render", "inference")}
-    return {f"share_{name}": seconds / sum(stages.values()) for name, seconds in stages.items()}
+    whole = figures["rollout_s"] + figures["update_s"]
+    shares = {name: figures["rollout_s"] * seconds / sum(stages.values()) for name, seconds in stages.items()}
+    return {f"share_{name}": seconds / whole for name, seconds in (shares | {"update": figures["update_s"]}).items()}
 
 
 def main(

@@ -9,7 +9,7 @@ import typer
 from scripts import bench_sim, bench_train, collect_demos, compare, evaluate, quickstart, sft, train
 from scripts.progress import console
 from scripts.run_config import field_table
-from vla_rl.types import SimError
+from vla_rl.types import SimError, TrainingError
 
 app = typer.Typer(
     help="Reinforcement learning of vision-language-action policies in MuJoCo worlds.",
@@ -17,21 +17,22 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-app.command("quickstart")(quickstart.main)
+EVERYTHING = field_table("seed", "device", "suite", "policy", "demos", "sft", "rl", "rollout", "evaluation")
+app.command("quickstart", epilog=EVERYTHING)(quickstart.main)
 app.command("demos", epilog=field_table("suite", "demos", "seed"))(collect_demos.main)
-app.command("sft", epilog=field_table("suite", "policy", "sft", "seed"))(sft.main)
+app.command("sft", epilog=field_table("suite", "policy", "sft", "seed", "device"))(sft.main)
 app.command("train", epilog=field_table("suite", "rl", "rollout", "seed", "device"))(train.main)
 app.command("evaluate", epilog=field_table("suite", "evaluation", "rollout", "seed", "device"))(evaluate.main)
 app.command("compare")(compare.main)
 app.command("bench-sim")(bench_sim.main)
-app.command("bench-train")(bench_train.main)
+app.command("bench-train", epilog=EVERYTHING)(bench_train.main)
 
 
 def main() -> None:
     """Run a verb; a user's mistake ends in one clear message, not in a traceback."""
     try:
         app()
-    except (ValueError, OSError, SimError) as error:
+    except (ValueError, OSError, ImportError, SimError, TrainingError, FloatingPointError) as error:
         console.print(f"error: {error}", style="red", markup=False)
         sys.exit(1)
 

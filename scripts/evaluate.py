@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from scripts.progress import console, progress_bar
-from scripts.run_config import ConfigArguments, OutFolder, PrintConfig, RunConfig, read_config
+from scripts.run_config import ConfigArguments, PrintConfig, RunConfig, print_and_exit, read_config
 from sim.suites import make_suite, select_tasks
+from vla_rl.distributed import checked_device
 from vla_rl.evaluation.evaluate import evaluate_policy
 from vla_rl.evaluation.report import EvaluationReport
 from vla_rl.policies.loading import load_policy
@@ -20,11 +22,12 @@ from vla_rl.train.checkpoint import resolve_checkpoint
 
 def evaluate(config: RunConfig, checkpoint: Path, folder: Path, title: str = "evaluation") -> EvaluationReport:
     """Evaluate a checkpoint; report and videos go to the folder."""
+    checked_device(config.device)
     policy = load_policy(resolve_checkpoint(checkpoint), config.device)
     suite = make_suite(config.suite)
     policy.check_spec(suite.spec)
     solved = 0
-
+    shutil.rmtree(folder / "videos", ignore_errors=True)  # of an earlier evaluation into the same folder
     with progress_bar(title, config.evaluation.starts_per_task * len(suite.tasks)) as bar:
 
         def on_outcome(outcome: Outcome) -> None:
@@ -41,6 +44,10 @@ def evaluate(config: RunConfig, checkpoint: Path, folder: Path, title: str = "ev
             seed=config.seed,
             versions=flat_versions(),
             video_folder=folder / "videos",
+            conditions={
+                **config.suite.model_dump(mode="json", exclude={"tasks"}),
+                "execution_horizon": config.rollout.execution_horizon,
+            },
             on_outcome=on_outcome,
         )
     report.save(folder)
@@ -56,7 +63,10 @@ def main(
             "--suite", help="What to evaluate on: a suite, 'suite/task', 'suite/family', or several with commas."
         ),
     ] = None,
-    out: OutFolder = Path("runs/evaluation"),
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder of the report; default: runs/evaluation/<name of the checkpoint>."),
+    ] = None,
     print_config: PrintConfig = False,
 ) -> None:
     """Evaluate a checkpoint: each (task, start) exactly once (sections: suite, evaluation, rollout, seed)."""
@@ -64,10 +74,11 @@ def main(
     if suite is not None:
         config = config.model_copy(update={"suite": select_tasks(config.suite, suite)})
     if print_config:
-        read_config(arguments, print_config=True)
-    report = evaluate(config, checkpoint, out)
+        print_and_exit(config)
+    folder = out or Path("runs/evaluation") / checkpoint.resolve().name
+    report = evaluate(config, checkpoint, folder)
     console.print(report.to_markdown())
-    console.print(f"report.json, report.md and videos/ are in {out}")
+    console.print(f"report.json, report.md and videos/ are in {folder}")
 
 
 if __name__ == "__main__":

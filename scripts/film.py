@@ -14,7 +14,7 @@ from vla_rl.policies.loading import load_policy
 from vla_rl.policy import Sampling
 from vla_rl.rollout.engine import make_collector, make_vec_env, requests_of
 from vla_rl.train.checkpoint import resolve_checkpoint
-from vla_rl.types import Start
+from vla_rl.types import SimError, Start
 
 
 def film_before_after(config: RunConfig, before: Path, after: Path, folder: Path) -> None:
@@ -26,12 +26,14 @@ def film_before_after(config: RunConfig, before: Path, after: Path, folder: Path
         for task in suite.tasks
     ]
     left, right = _clips(config, before, starts, "before RL"), _clips(config, after, starts, "after RL")
-    rows = [list(pair) for pair in zip(left, right, strict=True)]
+    rows = [[left[key], right[key]] for key in left if key in right]  # a world that crashed has no film
+    if not rows:
+        raise SimError("all filmed episodes crashed")
     videos = folder / VIDEO_FOLDER
     write_mp4(videos / "before_after.mp4", compose(rows), suite.spec.control_rate_hz)
     write_gif(videos / "before_after.gif", compose(rows), suite.spec.control_rate_hz)
-    write_png(videos / "after_rl.png", contact_sheet(right))
-    write_png(videos / "before_rl.png", contact_sheet(left))
+    write_png(videos / "after_rl.png", contact_sheet([pair[1] for pair in rows]))
+    write_png(videos / "before_rl.png", contact_sheet([pair[0] for pair in rows]))
 
 
 def _interesting_index(task: str, before: EvaluationReport, after: EvaluationReport) -> int:
@@ -41,12 +43,14 @@ def _interesting_index(task: str, before: EvaluationReport, after: EvaluationRep
     return (turned or indices)[0]
 
 
-def _clips(config: RunConfig, checkpoint: Path, starts: list[Start], label: str) -> list[Clip]:
+def _clips(config: RunConfig, checkpoint: Path, starts: list[Start], label: str) -> dict[str, Clip]:
+    """By the key of the start."""
     policy = load_policy(resolve_checkpoint(checkpoint), config.device)
+    policy.eval()
     env = make_vec_env(make_suite(config.suite), config.rollout)
     try:
         collector = make_collector(env, policy, config.rollout, config.seed)
         sampling = Sampling(mode=config.evaluation.mode, temperature=config.evaluation.temperature)
-        return [clip for clip, _ in film(collector, requests_of(starts), sampling, label)]
+        return {start.key: clip for start, clip in film(collector, requests_of(starts), sampling, label)}
     finally:
         env.close()

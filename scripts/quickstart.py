@@ -22,39 +22,49 @@ from vla_rl.evaluation.plots import plot_learning_curve
 from vla_rl.evaluation.quickstart_report import CURVE_FILE, write_quickstart_report
 from vla_rl.evaluation.report import EvaluationReport, write_text_atomically
 from vla_rl.metrics import read_metrics
-from vla_rl.run import flat_versions, open_run
-from vla_rl.train.checkpoint import latest_checkpoint
+from vla_rl.run import RunFolder, flat_versions, open_run
 
 PRESET = Path(__file__).resolve().parents[1] / "configs" / "quickstart.yaml"
 
 
 class Stages:
-    """Runs each stage once: what a folder's `seconds.json` lists is done and not repeated on resumption."""
+    """Runs each stage once: what the folder's `stages.json` lists as done is not repeated on resumption."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "seconds.json"
-        self.seconds: dict[str, float] = json.loads(self._path.read_text()) if self._path.exists() else {}
+        self._path = folder / "stages.json"
+        before = json.loads(self._path.read_text()) if self._path.exists() else {"done": [], "seconds": {}}
+        self.done: list[str] = before["done"]
+        self.seconds: dict[str, float] = before["seconds"]
 
     def run(self, name: str, work: Callable[[], object]) -> None:
         """Run a stage and note how long it took."""
-        if name in self.seconds:
+        if name in self.done:
             return
         console.rule(name)
         started = time.perf_counter()
-        work()
-        self.seconds[name] = time.perf_counter() - started
-        write_text_atomically(self._path, json.dumps(self.seconds, indent=1))
+        try:
+            work()
+            self.done.append(name)
+        finally:  # an interrupted stage has cost its time, too
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+            write_text_atomically(self._path, json.dumps({"done": self.done, "seconds": self.seconds}, indent=1))
 
 
 def quickstart(config: RunConfig, folder: Path, resume: bool = False) -> None:
     """Run all stages in a folder."""
-    open_run(folder, config_to_yaml(config), resume)
+    text = config_to_yaml(config)
+    if resume and (folder / "config.yaml").exists() and (folder / "config.yaml").read_text() != text:
+        raise ValueError(
+            f"the quickstart in '{folder}' was begun with other settings (see its config.yaml); "
+            "resume it with the same ones, or choose another folder with --out"
+        )
+    open_run(folder, text, resume)
     demos, sft, rl = folder / "demos", folder / "sft", folder / "rl"
     stages = Stages(folder)
     stages.run("demonstrations", lambda: collect(config, demos))
-    stages.run("cloning", lambda: clone(config, demos, sft, resume=_has_checkpoint(sft)))
+    stages.run("cloning", lambda: clone(config, demos, sft, resume=_has_begun(sft)))
     stages.run("evaluation before", lambda: evaluate(config, sft, folder / "evaluation_sft", "before RL"))
-    stages.run("reinforcement learning", lambda: train(config, sft, rl, resume=_has_checkpoint(rl)))
+    stages.run("reinforcement learning", lambda: train(config, sft, rl, resume=_has_begun(rl)))
     stages.run("evaluation after", lambda: evaluate(config, rl, folder / "evaluation_rl", "after RL"))
     stages.run("videos", lambda: film_before_after(config, sft, rl, folder))
     plot_learning_curve(read_metrics(rl), folder / CURVE_FILE, f"Quickstart, seed {config.seed}")
@@ -65,8 +75,8 @@ def quickstart(config: RunConfig, folder: Path, resume: bool = False) -> None:
     _last_screen(folder, before, after, stages.seconds)
 
 
-def _has_checkpoint(folder: Path) -> bool:
-    return latest_checkpoint(folder) is not None
+def _has_begun(folder: Path) -> bool:
+    return RunFolder(folder).config_file.exists()
 
 
 def _last_screen(folder: Path, before: EvaluationReport, after: EvaluationReport, seconds: dict[str, float]) -> None:
@@ -80,9 +90,11 @@ def _last_screen(folder: Path, before: EvaluationReport, after: EvaluationReport
         )
     console.print(f"\n{sum(seconds.values()) / 60:.1f} minutes in all. In {folder}: report.md, {CURVE_FILE}, videos/")
     console.print("Try next:")
-    console.print(f"  vla-rl evaluate {folder / 'rl'} --suite tabletop/stack     a family that it never trained on")
-    console.print(f"  vla-rl train configs/quickstart.yaml --checkpoint {folder / 'rl'} --out runs/longer")
-    console.print("  vla-rl train --help                                         every setting, with its meaning")
+    console.print(
+        f"  .venv/bin/vla-rl evaluate {folder / 'rl'} --suite tabletop/stack     a family that it never trained on"
+    )
+    console.print(f"  .venv/bin/vla-rl train configs/quickstart.yaml --checkpoint {folder / 'rl'} --out runs/longer")
+    console.print("  .venv/bin/vla-rl quickstart --help     every setting, with its meaning")
 
 
 def main(

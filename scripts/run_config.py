@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from pydantic import Field
@@ -62,12 +62,20 @@ def read_config(arguments: list[str] | None, print_config: bool = False) -> RunC
     files = [Path(word) for word in words if "=" not in word]
     config = load_config(RunConfig, files, [word for word in words if "=" in word])
     if print_config:
-        typer.echo(config_to_yaml(config, comments=True))
-        raise typer.Exit
+        print_and_exit(config)
     return config
+
+
+def print_and_exit(config: RunConfig) -> NoReturn:
+    """What `--print-config` does."""
+    typer.echo(config_to_yaml(config, comments=True))
+    raise typer.Exit
 
 
 def field_table(*sections: str) -> str:
     """Help text: every key of these sections with its type, default and meaning."""
     rows = [row for row in describe_fields(RunConfig) if row.name.split(".")[0] in sections]
-    return "\n\n".join(f"{row.name} ({row.type}, default {row.default}): {row.doc}" for row in rows)
+    return "\n\n".join(
+        f"{row.name} ({row.type}, default {row.default}{', with ' + row.condition if row.condition else ''}): {row.doc}"
+        for row in rows
+    )

@@ -14,12 +14,19 @@ stop() {
     exit 1
 }
 
+# Installs Debian packages; fails where that is not possible.
+install() {
+    [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null || return 1
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
+}
+
 check_python() {
     command -v "$PYTHON" >/dev/null || stop "$PYTHON is not installed." \
         "Install it (Debian 12: apt-get install python3.11 python3.11-venv) or name another: make setup PYTHON=python3.12"
     "$PYTHON" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' ||
         stop "$PYTHON is $("$PYTHON" -V 2>&1); Python 3.11 or 3.12 is needed. Name one: make setup PYTHON=python3.11"
-    "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null ||
+    "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || install "$(basename "$PYTHON")-venv" ||
         stop "$PYTHON cannot create virtual environments. Install the package $(basename "$PYTHON")-venv."
 }
 
@@ -31,12 +38,8 @@ install_libraries() {
     done
     [ "${#missing[@]}" -eq 0 ] && return
     echo "setup: missing libraries: ${missing[*]}"
-    if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
-        stop "These draw the simulator's images. Install them as root, then run this again:" \
-            "    apt-get install -y ${PACKAGES[*]}"
-    fi
-    apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${PACKAGES[@]}"
+    install "${PACKAGES[@]}" || stop "These draw the simulator's images. Install them as root, then run this again:" \
+        "    apt-get install -y ${PACKAGES[*]}"
 }
 
 check_python

@@ -14,6 +14,7 @@ from sim.suites import make_suite
 from vla_rl.config_text import config_to_yaml
 from vla_rl.data.demos import Demonstration, norm_stats
 from vla_rl.data.libero_hdf5 import read_folder
+from vla_rl.distributed import checked_device
 from vla_rl.policies.tiny_vla import TinyVLA
 from vla_rl.policies.word_tokenizer import WordTokenizer
 from vla_rl.run import open_run, seed_sequence
@@ -23,12 +24,12 @@ from vla_rl.types import EnvSpec
 
 def clone(config: RunConfig, demos_folder: Path, folder: Path, resume: bool = False) -> None:
     """Clone the demonstrations of a folder into a new policy; checkpoints go to the run folder."""
-    run = open_run(folder, config_to_yaml(config), resume)
     suite = make_suite(config.suite)
     demonstrations = [demo for demo in read_folder(demos_folder, suite.spec.cameras) if demo.task in suite.tasks]
     if not demonstrations:
         raise ValueError(f"{demos_folder} has no demonstrations of the tasks {', '.join(suite.tasks)}")
     policy = make_policy(config, suite.spec, demonstrations)
+    run = open_run(folder, config_to_yaml(config), resume)  # last: a mistake above leaves no half-made run
     trainer = SFTTrainer(policy, demonstrations, config.sft, run.path, config.seed)
     if resume:
         trainer.resume()
@@ -42,7 +43,7 @@ def make_policy(config: RunConfig, spec: EnvSpec, demonstrations: list[Demonstra
     is_raw = [name == "gripper" for name in spec.action_names]
     stats = norm_stats(demonstrations, config.suite.type, is_raw)
     tokenizer = WordTokenizer.from_instructions(demo.instruction for demo in demonstrations)
-    return TinyVLA(config.policy, spec, stats, tokenizer).to(config.device)
+    return TinyVLA(config.policy, spec, stats, tokenizer).to(checked_device(config.device))
 
 
 def _status(row: dict[str, float]) -> str:

@@ -11,6 +11,7 @@ from scripts.progress import console, progress_bar
 from scripts.run_config import ConfigArguments, OutFolder, PrintConfig, Resume, RunConfig, read_config
 from sim.suites import make_suite
 from vla_rl.config_text import config_to_yaml
+from vla_rl.distributed import checked_device
 from vla_rl.evaluation.plots import plot_learning_curve
 from vla_rl.metrics import read_metrics
 from vla_rl.policies.loading import load_policy
@@ -23,16 +24,18 @@ from vla_rl.train.rl import RLTrainer
 
 def train(config: RunConfig, checkpoint: Path, folder: Path, resume: bool = False) -> None:
     """Run reinforcement learning from a checkpoint; metrics, checkpoints and the curve go to the run folder."""
+    checked_device(config.device)
     policy = load_policy(resolve_checkpoint(checkpoint), config.device)
     suite = make_suite(config.suite)
     policy.check_spec(suite.spec)
-    run = open_run(folder, config_to_yaml(config), resume)
-    console.print(arithmetic(config, policy.action_horizon * policy.action_dim))
     env = make_vec_env(suite, config.rollout)
     try:
+        collector = make_collector(env, policy, config.rollout, config.seed)
+        run = open_run(folder, config_to_yaml(config), resume)  # last: a mistake above leaves no half-made run
+        console.print(arithmetic(config, policy.action_horizon * policy.action_dim))
         trainer = RLTrainer(
             policy,
-            make_collector(env, policy, config.rollout, config.seed),
+            collector,
             TrainStarts(suite, config.seed, config.rl.num_starts_per_task),
             evaluation_starts(suite, "validation", config.rl.evaluation_starts_per_task),
             config.rl,

@@ -41,7 +41,7 @@ def ensure_gl_backend() -> Backend:
 
     Raises:
         ValueError: `MUJOCO_GL` names something else than "egl" or "osmesa".
-        RuntimeError: No library can be loaded; names the Debian packages to install.
+        OSError: No library can be loaded; names the Debian packages to install.
     """
     wanted = os.environ.get("MUJOCO_GL", "").lower().strip()
     if wanted not in ("", "egl", "osmesa"):
@@ -56,13 +56,13 @@ def ensure_gl_backend() -> Backend:
         is_usable = bool(devices) or has_osmesa
     if not is_usable:
         packages = _DEBIAN_PACKAGES[backend] if wanted else " ".join(reversed(_DEBIAN_PACKAGES.values()))
-        raise RuntimeError(
+        raise OSError(
             f"no off-screen OpenGL library can be used (MUJOCO_GL={wanted or 'unset'}). On Debian or Ubuntu: "
             f"apt-get install {packages}"
         )
     loaded = os.environ.get("PYOPENGL_PLATFORM", backend)
     if loaded != backend:
-        raise RuntimeError(
+        raise OSError(
             f"PyOpenGL is bound to {loaded!r} in this process, but {backend!r} is needed; set MUJOCO_GL={loaded}"
         )
     os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = backend

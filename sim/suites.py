@@ -7,6 +7,8 @@ from typing import assert_never
 
 from pydantic import ValidationError
 
+from sim.model import check_mujoco_version
+from sim.rendering import ensure_gl_backend
 from sim.tabletop.suite import TabletopConfig, TabletopSuite
 
 SuiteConfig = TabletopConfig
@@ -14,7 +16,14 @@ SUITES = ("tabletop",)
 
 
 def make_suite(config: SuiteConfig) -> TabletopSuite:
-    """The suite of a config."""
+    """The suite of a config.
+
+    Raises:
+        OSError: No off-screen OpenGL library; names the packages to install.
+        ImportError: Another MuJoCo than the pinned one.
+    """
+    check_mujoco_version()
+    ensure_gl_backend()  # here, where the user sees it, not later in a simulation thread
     match config:
         case TabletopConfig():
             return TabletopSuite(config)

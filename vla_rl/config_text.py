@@ -79,44 +79,27 @@ def type_name(annotation: Any) -> str:
     return "path" if annotation is Path else str(getattr(annotation, "__name__", annotation))
 
 
-def config_to_yaml(config: ConfigModel, *, only_changed: bool = False, comments: bool = False) -> str:
+def config_to_yaml(config: ConfigModel, *, comments: bool = False) -> str:
     """The config as YAML that `load_config` reads back to an equal one.
 
     Args:
         config: Any config.
-        only_changed: Leave out what equals the default.
         comments: Write each field's documentation above it.
     """
-    data = config.model_dump(mode="json")
-    defaults = defaults_of(type(config)) if only_changed else None
-    text = "\n".join(_lines(config, data, defaults, "", comments))
-    return f"{text}\n" if text else "{}\n"
+    return "\n".join(_lines(config, config.model_dump(mode="json"), "", comments)) + "\n"
 
 
-def _lines(
-    config: ConfigModel, data: dict[str, Any], defaults: dict[str, Any] | None, indent: str, comments: bool
-) -> Iterator[str]:
+def _lines(config: ConfigModel, data: dict[str, Any], indent: str, comments: bool) -> Iterator[str]:
     for name, info in type(config).model_fields.items():
         value, field_value = data[name], getattr(config, name)
-        if defaults is not None and name in defaults and defaults[name] == value and (name != "type" or not indent):
-            continue
         doc = info.description if comments else None
         yield from (f"{indent}# {line.strip()}".rstrip() for line in (doc or "").splitlines())
         if not isinstance(field_value, ConfigModel):
             yield f"{indent}{name}: {scalar_yaml(value)}"
             continue
-        inner = _defaults_below(type(field_value), defaults, name)
-        lines = list(_lines(field_value, value, inner, f"{indent}  ", comments))
+        lines = list(_lines(field_value, value, f"{indent}  ", comments))
         yield f"{indent}{name}:" if lines else f"{indent}{name}: {{}}"
         yield from lines
-
-
-def _defaults_below(model: type[ConfigModel], defaults: dict[str, Any] | None, name: str) -> dict[str, Any] | None:
-    """What a block's fields are compared with: the default block if it has the same type, else that type's defaults."""
-    if defaults is None:
-        return None
-    block = defaults.get(name)
-    return block if isinstance(block, dict) and block.get("type") == type_tag(model) else defaults_of(model)
 
 
 def scalar_yaml(value: Any) -> str:

@@ -19,6 +19,22 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def checked_device(name: str) -> torch.device:
+    """The device with this name.
+
+    Raises:
+        ValueError: No such device here.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"device {name!r} cannot be used here ({str(error).splitlines()[0]}); try device=cpu"
+        ) from error
+    return device
+
+
 def num_gradient_threads(device: torch.device) -> int:
     """Parts of a batch that are worked on at the same time: one per core on the CPU, one on a GPU."""
     return num_cores() if device.type == "cpu" else 1

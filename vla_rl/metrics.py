@@ -51,14 +51,19 @@ class MetricsWriter:
 
         Raises:
             FloatingPointError: A value is not finite; nothing is written.
+            OSError: The file cannot be written (full disk).
         """
         bad = [f"{name}={value}" for name, value in metrics.items() if not math.isfinite(value)]
         if bad:
             raise FloatingPointError(f"metrics of iteration {iteration} are not finite: {', '.join(bad)}.")
         row = {"iteration": iteration, **{name: float(value) for name, value in metrics.items()}}
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            self._file.write(json.dumps(row) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            message = f"cannot write '{self._path}': {error.strerror or error}; free some space, then resume the run"
+            raise OSError(error.errno or 0, message) from error
         values = [Summary.Value(tag=name, simple_value=float(value)) for name, value in metrics.items()]
         self._events.add_event(Event(step=iteration, wall_time=time.time(), summary=Summary(value=values)))
         self._events.flush()

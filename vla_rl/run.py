@@ -8,6 +8,8 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,32 @@ def open_run(folder: Path, config_yaml: str, resume: bool = False) -> RunFolder:
             f"cannot write run folder '{folder}': {error.strerror}; free space on the disk or choose another folder",
         ) from error
     return RunFolder(folder)
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary name in the file's folder (made if needed); the file gets its name if the block ends without error.
+
+    The temporary keeps the suffix, for writers that choose their format by it. Nothing is left behind after an error.
+
+    Raises:
+        OSError: The file cannot be written (full disk, permissions); names it.
+    """
+    temporary = path.with_name(f".{path.stem}.partial{path.suffix}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        descriptor = os.open(temporary, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.replace(path)
+    except OSError as error:
+        message = f"cannot write '{path}': {error.strerror or error}; free some space or choose another folder"
+        raise OSError(error.errno or 0, message) from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _record(path: Path, text: str) -> None:

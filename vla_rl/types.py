@@ -17,6 +17,10 @@ Split = Literal["train", "validation", "test"]
 """Which pool a start comes from. Pools are disjoint by construction: RL and demonstrations use `train` only."""
 
 
+class TrainingError(RuntimeError):
+    """A run cannot go on as configured; the message says why and what to change."""
+
+
 class SimError(RuntimeError):
     """A world failed (NaN, unstable physics, crashed renderer). The message names the task, the start and the cause."""
 

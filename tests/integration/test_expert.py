@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sim.tabletop import TabletopConfig, TabletopSuite
-from sim.tabletop.tasks import Difficulty
+from sim.tabletop.tasks import FAMILIES, Difficulty
 from vla_rl.types import Start
 
 TASKS = (
@@ -46,6 +46,14 @@ def test_expert_solves_the_task_with_valid_and_vigorous_actions(task: str, diffi
     actions = np.concatenate([actions for _, actions in outcomes])
     assert np.abs(actions).max() <= 1.0
     assert np.quantile(np.abs(actions[:, :3]).max(axis=1), 0.6) > 0.8  # most steps move about as fast as they may
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", FAMILIES)
+def test_expert_solves_95_percent_of_every_family_at_the_default_difficulty(family: str) -> None:
+    suite = TabletopSuite(TabletopConfig(tasks=(family,)))
+    starts = [suite.start(task, "test", index) for task in suite.tasks for index in range(50)]
+    assert np.mean([run(suite, start)[0] for start in starts]) >= 0.95
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from scripts.cli import app
+import sim.rendering
+import sim.suites
+from scripts.cli import app, main
+from sim.mujoco_world import MujocoWorld
 from vla_rl.metrics import read_metrics
+from vla_rl.types import SimError, StepResult
 
 SMALL = [
     "suite.tasks=[pick_up_red_cube, put_blue_cube_on_plate]",
@@ -63,15 +69,30 @@ def test_quickstart_leaves_everything_it_promises(quickstart: Path) -> None:
     assert report["num_starts"] == 4
     assert len(report["tasks"]) == 2
     assert {"demonstrations", "cloning", "reinforcement learning"} <= set(report["seconds"])
+    assert all(seconds > 0 for seconds in report["seconds"].values())
     for name in ("report.md", "learning_curve.png", "videos/before_after.mp4", "videos/after_rl.png"):
         assert (quickstart / name).stat().st_size > 0, name
     assert "videos/before_after.mp4" in (quickstart / "report.md").read_text()
 
 
 def test_quickstart_resumes_without_repeating_a_stage(quickstart: Path) -> None:
-    seconds = (quickstart / "seconds.json").read_text()
+    stages = (quickstart / "stages.json").read_text()
     run("quickstart", *SMALL, "suite.horizon=80", "--out", quickstart, "--resume")
-    assert (quickstart / "seconds.json").read_text() == seconds
+    assert (quickstart / "stages.json").read_text() == stages
+    result = CliRunner().invoke(
+        app, ["quickstart", *SMALL, "suite.horizon=80", "seed=1", "--out", str(quickstart), "--resume"]
+    )
+    assert "begun with other settings" in str(result.exception)
+
+
+def test_quickstart_interrupted_before_the_first_checkpoint_of_a_stage(quickstart: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "quickstart"
+    shutil.copytree(quickstart, folder)
+    (folder / "stages.json").write_text(json.dumps({"done": ["demonstrations"], "seconds": {"demonstrations": 1.0}}))
+    shutil.rmtree(folder / "sft" / "checkpoints")
+    shutil.rmtree(folder / "rl" / "checkpoints")
+    run("quickstart", *SMALL, "suite.horizon=80", "--out", folder, "--resume")
+    assert (folder / "report.json").exists()
 
 
 def test_evaluate_and_compare(quickstart: Path, tmp_path: Path) -> None:
@@ -147,6 +168,42 @@ def test_bad_input_is_one_clear_error(
     result = CliRunner().invoke(app, [places.get(word, word) for word in words])
     assert isinstance(result.exception, (ValueError, OSError)), result.output
     assert message in str(result.exception)
+    assert not list(tmp_path.rglob("config.yaml")), "a mistake leaves no half-made run"
+
+
+def test_missing_opengl_is_one_clear_error(
+    quickstart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sim.suites, "ensure_gl_backend", sim.rendering.ensure_gl_backend.__wrapped__)
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    out = tmp_path / "rl"
+    monkeypatch.setattr(
+        "sys.argv", ["vla-rl", "train", *SMALL, "--checkpoint", f"{quickstart / 'sft'}", "--out", f"{out}"]
+    )
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 1
+    assert "apt-get install" in capsys.readouterr().out
+    assert not out.exists()
+
+
+def test_worlds_that_become_invalid_end_the_run(
+    quickstart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = MujocoWorld.step
+
+    def poisoned(world: MujocoWorld, chunk: np.ndarray, record_frames: bool = False) -> StepResult:
+        world.data.qvel[:] = np.nan
+        return step(world, chunk, record_frames)
+
+    monkeypatch.setattr(MujocoWorld, "step", poisoned)
+    words = ["evaluate", str(quickstart / "sft"), *SMALL, "evaluation.starts_per_task=10", "--out", str(tmp_path / "e")]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, SimError)
+    assert "20 of 20 episodes crashed" in str(result.exception)
+    assert "physics became invalid" in str(result.exception)
+    assert not (tmp_path / "e" / "report.json").exists()
 
 
 def test_corrupt_checkpoint_is_named(quickstart: Path, tmp_path: Path) -> None:

@@ -79,6 +79,12 @@ def test_different_sets_of_starts_are_refused(name: str) -> None:
         compare_reports(FIRST, other)
 
 
+def test_different_conditions_are_refused() -> None:
+    easy, hard = (make_report({"a": [1, 0]}, conditions={"difficulty": level}) for level in ("easy", "hard"))
+    with pytest.raises(ValueError, match=r"differ in conditions.*easy.*hard"):
+        compare_reports(easy, hard)
+
+
 def test_a_missing_start_is_named() -> None:
     with pytest.raises(ValueError, match=r"1 starts are in one report only, e\.g\. b/test/1"):
         compare_reports(FIRST, make_report({"a": [1] * 6, "b": [1]}))

@@ -200,22 +200,12 @@ VARIED = (
 )
 
 
-@pytest.mark.parametrize("only_changed", [True, False])
 @pytest.mark.parametrize("comments", [True, False])
 @pytest.mark.parametrize("overrides", [(), VARIED])
-def test_printed_config_reads_back_equal(
-    tmp_path: Path, only_changed: bool, comments: bool, overrides: tuple[str, ...]
-) -> None:
+def test_printed_config_reads_back_equal(tmp_path: Path, comments: bool, overrides: tuple[str, ...]) -> None:
     original = load(*overrides)
-    path = yaml_file(tmp_path, config_to_yaml(original, only_changed=only_changed, comments=comments))
+    path = yaml_file(tmp_path, config_to_yaml(original, comments=comments))
     assert load_config(Root, [path]) == original
-
-
-def test_only_changed_values_are_printed() -> None:
-    changed = load("train.optimizer.lr=1", "train.num_updates=100")
-    text = config_to_yaml(changed, only_changed=True)
-    assert text == "name: x\ntrain:\n  optimizer:\n    type: adam\n    lr: 1.0\n"
-    assert config_to_yaml(Train(), only_changed=True) == "{}\n"
 
 
 def test_comments_are_the_documentation() -> None:

@@ -68,8 +68,13 @@ def test_the_report_says_how_it_was_measured() -> None:
     assert (report.mode, report.temperature) == ("sample", 1.6)
     assert report.versions == {"torch": "2"}
     assert report.seconds > 0
-    greedy = evaluate(Suite("now"), EvaluationConfig(starts_per_task=1, temperature=1.6))
+    greedy = evaluate(Suite("now"), EvaluationConfig(starts_per_task=1))
     assert (greedy.mode, greedy.temperature, greedy.split) == ("greedy", 1.0, "test")
+
+
+def test_a_temperature_that_would_be_ignored_is_an_error() -> None:
+    with pytest.raises(ValueError, match="mode 'greedy' ignores it"):
+        EvaluationConfig(temperature=1.6)
 
 
 def test_progress_is_told_after_every_episode() -> None:

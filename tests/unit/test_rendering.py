@@ -58,7 +58,7 @@ def test_missing_libraries_are_named_with_their_packages(
     monkeypatch.setenv("MUJOCO_GL", wanted)
     monkeypatch.setattr(rendering, "_egl_devices", lambda: ())
     monkeypatch.setattr(rendering.ctypes.util, "find_library", lambda name: None)
-    with pytest.raises(RuntimeError, match=f"apt-get install {packages}$"):
+    with pytest.raises(OSError, match=f"apt-get install {packages}$"):
         rendering.ensure_gl_backend.__wrapped__()
 
 
@@ -73,7 +73,7 @@ def test_pyopengl_bound_to_the_other_library_is_an_error(monkeypatch: pytest.Mon
     monkeypatch.setenv("PYOPENGL_PLATFORM", "egl")
     monkeypatch.setattr(rendering, "_egl_devices", lambda: ("cpu",))
     monkeypatch.setattr(rendering.ctypes.util, "find_library", lambda name: "libOSMesa.so")
-    with pytest.raises(RuntimeError, match=r"PyOpenGL is bound to 'egl'.*set MUJOCO_GL=egl"):
+    with pytest.raises(OSError, match=r"PyOpenGL is bound to 'egl'.*set MUJOCO_GL=egl"):
         rendering.ensure_gl_backend.__wrapped__()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vla_rl.run import open_run, seed_sequence
+from vla_rl.run import atomic_path, open_run, seed_sequence
 
 
 def words(*arguments: int | str) -> list[int]:
@@ -78,3 +78,26 @@ def test_full_disk_and_missing_permission_give_one_clear_message(
     with pytest.raises(OSError, match=r"cannot write run folder '.*a': the reason; free space") as caught:
         open_run(tmp_path / "a", "x: 1\n")
     assert caught.value.errno == code
+
+
+def write_half(target: Path, error: Exception) -> None:
+    with atomic_path(target) as temporary:
+        temporary.write_text("half")
+        raise error
+
+
+def test_atomic_path_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    target = tmp_path / "folder" / "report.md"
+    with atomic_path(target) as temporary:
+        temporary.write_text("old")
+        assert not target.exists()
+    with pytest.raises(ValueError, match="stop"):
+        write_half(target, ValueError("stop"))
+    assert target.read_text() == "old"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_atomic_path_names_the_file_when_the_disk_is_full(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"cannot write '.*curve.png': No space left.*free some space"):
+        write_half(tmp_path / "curve.png", OSError(errno.ENOSPC, "No space left on device"))
+    assert list(tmp_path.iterdir()) == []

@@ -131,3 +131,12 @@ def test_a_bad_instruction_is_named() -> None:
 def test_every_convolution_needs_a_stride() -> None:
     with pytest.raises(ValidationError, match=r"strides \(2, 1\) and channels \(16,\) must have the same length"):
         TinyVLAConfig(channels=(16,), strides=(2, 1))
+
+
+def test_greedy_takes_the_mean_bin() -> None:
+    policy = tiny_policy()
+    logits = torch.full((1, 3, 256), -100.0)
+    logits[0, 0, [10, 20]] = 0.0  # mean 15, though nothing is likely there
+    logits[0, 1, 100] = 5.0
+    logits[0, 2, 0], logits[0, 2, 255] = 0.0, np.log(3.0)  # a gripper, 3 to 1: 0.75 * 255 = 191
+    assert policy.greedy_bins(logits).tolist() == [[15, 100, 191]]

@@ -24,7 +24,7 @@ from vla_rl.algos.surrogates import ClippedSurrogate, clipped_loss, ratio_metric
 from vla_rl.config import ConfigModel
 from vla_rl.distributed import accumulate_gradients
 from vla_rl.policy import Evaluation
-from vla_rl.types import Observation
+from vla_rl.types import Observation, TrainingError
 
 
 class AlgoConfig(ConfigModel):
@@ -99,7 +99,7 @@ def update(
         Metrics named "update/...": means over minibatches (maxima where the name ends in "_max").
 
     Raises:
-        RuntimeError: The policy's `evaluate` disagrees with the log-probabilities recorded by `act`.
+        TrainingError: The policy's `evaluate` disagrees with the log-probabilities recorded by `act`.
         FloatingPointError: A log-probability or the loss is not finite.
     """
     rows_of: list[dict[str, float]] = []
@@ -193,7 +193,7 @@ def _check_ratio(log_ratio: Float[torch.Tensor, "batch tokens"], tolerance: floa
         return
     deviation = float(torch.expm1(log_ratio).abs().max())
     if deviation > tolerance:
-        raise RuntimeError(
+        raise TrainingError(
             f"before the first optimiser step max |ratio - 1| is {deviation:.3g}, above ratio_tolerance={tolerance:g}: "
             "the log-probabilities of the policy's evaluate() disagree with those of its act(). Usual causes: dropout "
             "or another train-mode layer, a temperature applied in one of them only, different preprocessing, or "

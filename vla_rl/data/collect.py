@@ -23,6 +23,7 @@ from vla_rl.data.demos import Demonstration
 from vla_rl.data.libero_hdf5 import write_demonstrations
 from vla_rl.distributed import num_cores
 from vla_rl.run import seed_sequence
+from vla_rl.types import SimError
 
 
 class DemosConfig(ConfigModel):
@@ -47,7 +48,7 @@ def collect_demonstrations(
         Per task, the share of attempts in which the expert succeeded despite the noise.
 
     Raises:
-        RuntimeError: The expert failed too often.
+        SimError: The expert failed too often (attempts in which the world crashed count as failed).
     """
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -79,7 +80,7 @@ def _collect_task(
         on_demonstration()
         if len(demos) == config.num_per_task:
             return demos, index + 1
-    raise RuntimeError(
+    raise SimError(
         f"the expert solved only {len(demos)} of {limit} attempts of {task}, {config.num_per_task} demonstrations were "
         "asked for; lower demos.noise or demos.push_probability, or raise demos.max_attempts_factor"
     )
@@ -88,7 +89,7 @@ def _collect_task(
 def _demonstrate(
     suite: Suite, world: World, task: str, index: int, config: DemosConfig, rng: np.random.Generator
 ) -> Demonstration | None:
-    """One attempt; None if it failed."""
+    """One attempt; None if it failed or the world crashed."""
     start = suite.start(task, "train", index)
     expert = suite.make_expert(task, rng)
     world.reset(start)
@@ -104,7 +105,10 @@ def _demonstrate(
             executed[:3], push_steps = push, push_steps - 1
         else:
             executed[:3] += config.noise * rng.standard_normal(3)
-        result = world.step(np.clip(executed, -1.0, 1.0)[None])
+        try:
+            result = world.step(np.clip(executed, -1.0, 1.0)[None])
+        except SimError:
+            return None
         if result.is_done:
             break
     if not result.success:

@@ -127,9 +127,9 @@ def compare_reports(first: EvaluationReport, second: EvaluationReport) -> Compar
     """Pair two reports start by start.
 
     Raises:
-        ValueError: The reports do not cover the same starts of the same suite and split.
+        ValueError: The reports do not cover the same starts of the same suite and split under the same conditions.
     """
-    for name in ("suite", "split"):
+    for name in ("suite", "split", "conditions"):
         a, b = getattr(first, name), getattr(second, name)
         if a != b:
             raise ValueError(

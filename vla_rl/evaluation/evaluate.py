@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from sim.world import Suite
 from vla_rl.config import ConfigModel
@@ -19,7 +19,7 @@ from vla_rl.policy import Sampling
 from vla_rl.rollout.collector import Collector, EpisodeRequest
 from vla_rl.rollout.engine import Outcome, RolloutConfig, make_collector, make_vec_env, requests_of, run_episodes
 from vla_rl.rollout.sources import evaluation_starts
-from vla_rl.types import Split
+from vla_rl.types import Split, Start
 
 
 class EvaluationConfig(ConfigModel):
@@ -33,6 +33,13 @@ class EvaluationConfig(ConfigModel):
     """Most likely bin of each token (SimpleVLA-RL's evaluation), or sampled."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature, for mode "sample" only."""
+
+    @model_validator(mode="after")
+    def _temperature_is_used(self) -> Self:
+        if self.mode == "greedy" and self.temperature != 1.0:
+            raise ValueError(f"temperature is {self.temperature}, but mode 'greedy' ignores it; set mode to 'sample'")
+        return self
+
     videos_per_task: int = Field(default=1, ge=0)
     """Successes and failures, so many of each, that are filmed per task."""
 
@@ -47,6 +54,7 @@ def evaluate_policy(
     seed: int,
     versions: Mapping[str, str],
     video_folder: Path | None = None,
+    conditions: Mapping[str, Any] | None = None,
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
 ) -> EvaluationReport:
     """Run the evaluation.
@@ -60,6 +68,7 @@ def evaluate_policy(
         seed: Fixes the sampled actions; greedy ones do not depend on it.
         versions: Package name -> version, for the report.
         video_folder: Where films go; None: no films.
+        conditions: What else an episode depends on, for the report.
         on_outcome: Called after every episode (progress).
     """
     started = time.perf_counter()
@@ -73,7 +82,8 @@ def evaluate_policy(
         seconds = time.perf_counter() - started
         if video_folder is not None and config.videos_per_task:
             chosen = pick_for_video(requests, outcomes, config.videos_per_task)
-            for clip, name in film(collector, chosen, sampling):
+            for start, clip in film(collector, chosen, sampling):
+                name = f"{start.key.replace('/', '_')}_{'success' if clip.success else 'failure'}"
                 write_mp4(video_folder / f"{name}.mp4", compose([[clip]]), suite.spec.control_rate_hz)
     finally:
         env.close()
@@ -96,6 +106,7 @@ def evaluate_policy(
         ),
         seconds=seconds,
         versions=versions,
+        conditions=dict(conditions or {}),
     )
 
 
@@ -115,8 +126,8 @@ def pick_for_video(
 
 def film(
     collector: Collector, requests: Sequence[EpisodeRequest], sampling: Sampling, label: str = ""
-) -> list[tuple[Clip, str]]:
-    """Run episodes again with frames recorded; a clip shows what happened in this run, and is named after it."""
+) -> list[tuple[Start, Clip]]:
+    """Run episodes again with frames recorded; a clip shows what happened this time. Crashed ones are left out."""
     recorded = [replace(request, record_frames=True) for request in requests]
     films = []
     for outcome in run_episodes(collector, recorded, sampling):
@@ -129,6 +140,5 @@ def film(
             success=outcome.success,
             label=label,
         )
-        kind = "success" if outcome.success else "failure"
-        films.append((clip, f"{outcome.start.key.replace('/', '_')}_{kind}"))
+        films.append((outcome.start, clip))
     return films

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from vla_rl.evaluation.intervals import wilson_interval
+from vla_rl.run import atomic_path
 
 Rows = Sequence[Mapping[str, float]]
 
@@ -56,10 +57,8 @@ def plot_learning_curve(rows: Rows, path: Path, title: str) -> None:
     for axes in (success, entropy, kept):
         axes.grid(alpha=0.25)
         axes.spines["right"].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    figure.savefig(temporary, format="png", dpi=120)
-    temporary.replace(path)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=120)
 
 
 def smooth(values: Float64[np.ndarray, " time"], window: int) -> Float64[np.ndarray, " time"]:

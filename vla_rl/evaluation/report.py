@@ -6,13 +6,13 @@ The outcomes are the truth; every rate is computed from them, so two reports can
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from vla_rl.evaluation.intervals import Interval, wilson_interval
+from vla_rl.run import atomic_path
 from vla_rl.types import Split
 
 FORMAT_VERSION = 1
@@ -91,6 +91,7 @@ class EvaluationReport:
         seed: Seed of the evaluation's random draws.
         outcomes: One per (task, index).
         seconds: Wall time of the evaluation.
+        conditions: What else an episode depends on (time limit, difficulty, cameras, executed horizon); JSON values.
         versions: Package name -> version.
     """
 
@@ -103,6 +104,7 @@ class EvaluationReport:
     outcomes: tuple[StartOutcome, ...]
     seconds: float
     versions: Mapping[str, str]
+    conditions: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse an empty report and two outcomes of one start."""
@@ -216,13 +218,8 @@ def markdown_versions(versions: Mapping[str, str]) -> str:
 
 def write_text_atomically(path: Path, text: str) -> None:
     """Write a file so that a reader sees the old content or the new one, never a part; makes the folder if needed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with atomic_path(path) as temporary:
+        temporary.write_text(text)
 
 
 def _markdown_row(result: TaskResult) -> str:

@@ -17,6 +17,8 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageDraw, ImageFont
 
+from vla_rl.run import atomic_path
+
 Frame: TypeAlias = UInt8[np.ndarray, "height width 3"]
 Canvas: TypeAlias = UInt8[np.ndarray, "canvas_height canvas_width 3"]
 
@@ -129,17 +131,20 @@ def write_mp4(path: Path, frames: Iterable[Frame], rate_hz: float) -> None:
     first = next(even, None)
     if first is None:
         raise ValueError(_NO_FRAMES)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp.mp4")
     size = (first.shape[1], first.shape[0])
-    writer = imageio_ffmpeg.write_frames(str(temporary), size, fps=rate_hz, quality=7, macro_block_size=2)
-    try:
-        writer.send(None)  # starts the encoder
-        for frame in itertools.chain([first], even):
-            writer.send(np.ascontiguousarray(frame))
-    finally:
-        writer.close()
-    temporary.replace(path)
+    num_frames = 0
+    with atomic_path(path) as temporary:
+        writer = imageio_ffmpeg.write_frames(str(temporary), size, fps=rate_hz, quality=7, macro_block_size=2)
+        try:
+            writer.send(None)  # starts the encoder
+            for frame in itertools.chain([first], even):
+                writer.send(np.ascontiguousarray(frame))
+                num_frames += 1
+        finally:
+            writer.close()
+        # The encoder does not say that it failed at the end, e.g. on a full disk.
+        if imageio_ffmpeg.count_frames_and_secs(str(temporary))[0] != num_frames:
+            raise OSError("the encoder did not write all frames (is the disk full?)")
 
 
 def write_gif(path: Path, frames: Iterable[Frame], rate_hz: float, every: int = 2) -> None:
@@ -162,19 +167,15 @@ def write_gif(path: Path, frames: Iterable[Frame], rate_hz: float, every: int = 
     samples = [np.asarray(kept[index]) for index in (0, len(kept) // 2, -1)]
     palette = Image.fromarray(np.concatenate(samples)).quantize(128)
     first, *rest = (image.quantize(palette=palette, dither=Image.Dither.NONE) for image in kept)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
     duration_ms = round(1000 * every / rate_hz)
-    first.save(temporary, format="GIF", save_all=True, append_images=rest, duration=duration_ms, loop=0)
-    temporary.replace(path)
+    with atomic_path(path) as temporary:
+        first.save(temporary, format="GIF", save_all=True, append_images=rest, duration=duration_ms, loop=0)
 
 
 def write_png(path: Path, frame: Frame) -> None:
     """Write a still picture. The file appears under its name only when it is complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    Image.fromarray(frame).save(temporary, format="PNG", optimize=True)
-    temporary.replace(path)
+    with atomic_path(path) as temporary:
+        Image.fromarray(frame).save(temporary, format="PNG", optimize=True)
 
 
 def _common_width(clips: Sequence[Clip]) -> int:

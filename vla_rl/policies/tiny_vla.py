@@ -114,8 +114,8 @@ class TinyVLA(TokenPolicy):
         """The mean bin of each token, at temperature 1.
 
         Bins are ordinal and the tiny policy's distributions broad: their peak is a ragged estimate of where they are.
-        In one run the same weights solved 91 % of 256 validation starts with mean bins and 82 % with the most likely ones
-        after RL, 54 % and 43 % before. An undecided gripper follows the likelier side, since only its sign counts.
+        In one run the same weights solved 91 % of 256 validation starts with mean bins and 82 % with the most likely
+        ones after RL, 54 % and 43 % before. An undecided gripper follows the likelier side, since only its sign counts.
         """
         bins = torch.arange(logits.shape[-1], device=logits.device, dtype=torch.float32)
         return (torch.softmax(logits.float(), dim=-1) @ bins).round().long()

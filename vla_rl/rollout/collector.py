@@ -12,7 +12,6 @@ Every random draw belongs to the episode (run seed, episode index), never to the
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -63,7 +62,7 @@ class Collector:
     policy: Policy
     execution_horizon: int
     run_seed: int
-    batching: Batching = "ready"
+    batching: Batching = "waves"
     max_crashed_fraction: float = 0.1
     timings: Timings = field(default_factory=Timings)
     num_crashed: int = 0
@@ -205,9 +204,8 @@ class _Run:
         if not waiting:
             return
         observations = [r.observation for _, r in waiting if r.observation is not None]
-        started = time.perf_counter()
-        output = self.collector.policy.act(observations, self.sampling, [r.generator for _, r in waiting])
-        self.collector.timings.add("inference", time.perf_counter() - started)
+        with self.collector.timings.measure("inference"):
+            output = self.collector.policy.act(observations, self.sampling, [r.generator for _, r in waiting])
         for i, (slot, r) in enumerate(waiting):
             r.episode.decisions.append(
                 Decision(

@@ -28,8 +28,9 @@ class RolloutConfig(ConfigModel):
     """Simulation threads; null: one per CPU core."""
     execution_horizon: int = Field(default=8, ge=1)
     """Control steps executed of each predicted chunk, at most the policy's action_horizon. LIBERO recipes: 8."""
-    batching: Batching = "ready"
-    """Which slots share a policy call: "ready" (whatever waits) or "waves" (two halves in turn, bit-reproducible)."""
+    batching: Batching = "waves"
+    """Which waiting slots share a policy call: "waves" (of one half, then of the other: bit-reproducible), or
+    "ready" (whatever waits: faster where worlds or episodes are uneven)."""
 
 
 def make_vec_env(suite: Suite, config: RolloutConfig) -> ThreadVecEnv:

@@ -139,12 +139,13 @@ def verify_checkpoint(checkpoint: Path) -> None:
     """
     try:
         manifest = json.loads((checkpoint / _MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        files = manifest["files"]
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(
             f"'{checkpoint}' is not a complete checkpoint (manifest.json: {error}); expected a folder like "
             "'runs/name/checkpoints/iteration_000100'."
         ) from error
-    for name, expected in manifest["files"].items():
+    for name, expected in files.items():
         path = checkpoint / name
         if not path.is_file():
             problem = "is missing"

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from vla_rl.algos.advantages import group_advantages
 from vla_rl.algos.batch import RolloutBatch, make_batch
@@ -27,7 +27,7 @@ from vla_rl.rollout.sources import TrainStarts
 from vla_rl.run import seed_sequence
 from vla_rl.train.checkpoint import latest_checkpoint, load_carried_groups, load_trainer_state, save_checkpoint
 from vla_rl.train.optim import OptimConfig, Optimizer
-from vla_rl.types import Start
+from vla_rl.types import Start, TrainingError
 
 
 class RLConfig(ConfigModel):
@@ -51,10 +51,17 @@ class RLConfig(ConfigModel):
     """Validation starts per task in these evaluations."""
     checkpoint_every: int = Field(default=25, ge=1)
     """Iterations between checkpoints; there is always one at the end. SimpleVLA-RL: 25."""
+    keep_checkpoints: int | None = Field(default=None, ge=1)
+    """Delete all but this many newest checkpoints; null keeps all."""
 
-
-class StarvedError(RuntimeError):
-    """Too many iterations in a row found no group with both successes and failures."""
+    @model_validator(mode="after")
+    def _check_group_size(self) -> Self:
+        if self.algo.group_size == 1 and self.dynamic_sampling.filter.enabled:
+            raise ValueError(
+                "algo.group_size is 1, but a group of one is never mixed and dynamic sampling would drop all of them; "
+                "use at least 2, or set dynamic_sampling.filter.enabled=false"
+            )
+        return self
 
 
 class RLTrainer:
@@ -87,7 +94,7 @@ class RLTrainer:
         """Run to the last iteration or the time limit; `on_iteration` gets each row of metrics (progress).
 
         Raises:
-            StarvedError: No group to learn from for too long.
+            TrainingError: No group to learn from for too long; the last checkpoint is of the present iteration.
             SimError: Too many worlds crashed.
         """
         self.policy.eval()
@@ -99,9 +106,12 @@ class RLTrainer:
                 self.iteration += 1
                 row = self._iterate()
                 writer.write(self.iteration, row)
-                if self._is_finished() or self.iteration % self._config.checkpoint_every == 0:
+                is_starved = self._num_starved >= self._config.dynamic_sampling.max_starved_iterations
+                if is_starved or self._is_finished() or self.iteration % self._config.checkpoint_every == 0:
                     self.save()
                 on_iteration(self.iteration, row)
+                if is_starved:
+                    raise self._starved_error()
 
     def _is_finished(self) -> bool:
         limit = self._config.max_minutes
@@ -112,7 +122,7 @@ class RLTrainer:
         started = time.perf_counter()
         groups, row = self._rollouts.collect(policy_version=self._policy_version)
         rollout_s = time.perf_counter() - started
-        self._check_starved(groups)
+        self._num_starved = 0 if groups else self._num_starved + 1
         if groups:
             generator = np.random.default_rng(seed_sequence(self._seed, "minibatches", self.iteration))
             threads = num_gradient_threads(self.policy.device)
@@ -133,28 +143,24 @@ class RLTrainer:
         return make_batch(
             episodes,
             group_advantages(rewards, group_indices, self._config.algo.advantage),
-            tokens_per_step=self.policy.action_dim,
+            tokens_per_step=len(episodes[0].decisions[0].logprobs) // self.policy.action_horizon,
             policy_version=self._policy_version,
         )
 
-    def _check_starved(self, groups: Sequence[Group]) -> None:
-        self._num_starved = 0 if groups else self._num_starved + 1
-        limit = self._config.dynamic_sampling.max_starved_iterations
-        if self._num_starved >= limit:
-            raise StarvedError(
-                f"no group with both successes and failures in {limit} iterations (up to {self.iteration}): "
-                "the tasks are solved, or hopeless for this policy. Evaluate the last checkpoint; if it is hopeless, "
-                "start from more demonstrations or easier starts, or raise algo.group_size"
-            )
+    def _starved_error(self) -> TrainingError:
+        return TrainingError(
+            f"no group with both successes and failures in {self._num_starved} iterations (up to {self.iteration}): "
+            "the tasks are solved, or hopeless for this policy. Evaluate the last checkpoint; if it is hopeless, start "
+            "from more demonstrations or easier starts, or raise algo.group_size"
+        )
 
     def _evaluate(self) -> dict[str, float]:
-        """Greedy success on the validation starts, overall and by task."""
+        """Greedy success on the validation starts, overall and by task; a crashed episode counts as a failure."""
         outcomes = run_episodes(self._collector, self._validation, Sampling(mode="greedy"))
         self._collector.timings.take()  # "time/..." is about training
         by_task: dict[str, list[float]] = {}
         for outcome in outcomes:
-            if not outcome.crashed:
-                by_task.setdefault(outcome.start.task, []).append(float(outcome.success))
+            by_task.setdefault(outcome.start.task, []).append(float(outcome.success))
         everything = [success for successes in by_task.values() for success in successes]
         return {
             "eval/success": float(np.mean(everything)),
@@ -172,7 +178,8 @@ class RLTrainer:
             "num_starved": self._num_starved,
             "seconds": self._seconds,
         }
-        save_checkpoint(self._folder, self.iteration, self.policy, state, groups=self._rollouts.buffer.groups)
+        groups, keep_last = self._rollouts.buffer.groups, self._config.keep_checkpoints
+        save_checkpoint(self._folder, self.iteration, self.policy, state, groups, keep_last)
 
     def resume(self) -> None:
         """Continue from the newest checkpoint of the run's folder, if there is one."""

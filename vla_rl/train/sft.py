@@ -40,6 +40,8 @@ class SFTConfig(ConfigModel):
     """Optimiser steps between two rows of metrics (training and held-out loss)."""
     checkpoint_every: int = Field(default=1000, ge=1)
     """Optimiser steps between two checkpoints."""
+    keep_checkpoints: int | None = Field(default=None, ge=1)
+    """Delete all but this many newest checkpoints; null keeps all."""
 
 
 class SFTTrainer:
@@ -138,4 +140,4 @@ class SFTTrainer:
             "num_updates": self.num_updates,
             "losses": list(self._losses),
         }
-        save_checkpoint(self._folder, self.num_updates, self.policy, state)
+        save_checkpoint(self._folder, self.num_updates, self.policy, state, keep_last=self._config.keep_checkpoints)
