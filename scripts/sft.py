@@ -17,6 +17,9 @@ from vla_rl.data.libero_hdf5 import read_folder
 from vla_rl.distributed import checked_device
 from vla_rl.policies.tiny_vla import TinyVLA
 from vla_rl.policies.word_tokenizer import WordTokenizer
+from vla_rl.policy import Sampling
+from vla_rl.rollout.engine import make_collector, make_vec_env, requests_of, run_episodes
+from vla_rl.rollout.sources import evaluation_starts
 from vla_rl.run import open_run, seed_sequence
 from vla_rl.train.sft import SFTTrainer
 from vla_rl.types import EnvSpec
@@ -29,12 +32,23 @@ def clone(config: RunConfig, demos_folder: Path, folder: Path, resume: bool = Fa
     if not demonstrations:
         raise ValueError(f"{demos_folder} has no demonstrations of the tasks {', '.join(suite.tasks)}")
     policy = make_policy(config, suite.spec, demonstrations)
-    run = open_run(folder, config_to_yaml(config), resume)  # last: a mistake above leaves no half-made run
-    trainer = SFTTrainer(policy, demonstrations, config.sft, run.path, config.seed)
-    if resume:
-        trainer.resume()
-    with progress_bar("cloning", config.sft.num_updates) as bar:
-        trainer.train(lambda row: bar.update(trainer.num_updates, _status(row)))
+    env = make_vec_env(suite, config.rollout)
+    try:
+        collector = make_collector(env, policy, config.rollout, config.seed)
+        requests = requests_of(evaluation_starts(suite, "validation", config.sft.evaluation_starts_per_task))
+
+        def measure_success() -> float:
+            outcomes = run_episodes(collector, requests, Sampling(mode="greedy"))
+            return sum(outcome.success for outcome in outcomes) / len(outcomes)
+
+        run = open_run(folder, config_to_yaml(config), resume)  # last: a mistake above leaves no half-made run
+        trainer = SFTTrainer(policy, demonstrations, config.sft, run.path, config.seed, measure_success)
+        if resume:
+            trainer.resume()
+        with progress_bar("cloning", config.sft.num_updates) as bar:
+            trainer.train(lambda row: bar.update(trainer.num_updates, _status(row)))
+    finally:
+        env.close()
 
 
 def make_policy(config: RunConfig, spec: EnvSpec, demonstrations: list[Demonstration]) -> TinyVLA:
@@ -47,7 +61,7 @@ def make_policy(config: RunConfig, spec: EnvSpec, demonstrations: list[Demonstra
 
 
 def _status(row: dict[str, float]) -> str:
-    names = {"loss": "sft/loss", "held out": "sft/held_out_loss"}
+    names = {"loss": "sft/loss", "held out": "sft/held_out_loss", "success": "eval/success"}
     return "  ".join(f"{label} {row[name]:.3f}" for label, name in names.items() if name in row)
 
 
