@@ -28,7 +28,7 @@ class SFTConfig(ConfigModel):
     """Optimiser steps, at most."""
     target_success: float | None = Field(default=None, gt=0.0, le=1.0)
     """Stop as soon as greedy success on validation starts reaches this: a warm start that leaves RL room to improve.
-    Success comes as a cliff (20 % and 72 % lay 300 updates apart), so a number of updates cannot set it; null: never."""
+    Success comes as a cliff (20 % and 72 % lay 300 updates apart) that no number of updates can hit; null: never."""
     evaluate_every: int = Field(default=50, ge=1)
     """Optimiser steps between these evaluations."""
     evaluation_starts_per_task: int = Field(default=24, ge=1)
