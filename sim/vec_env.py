@@ -90,7 +90,8 @@ class ThreadVecEnv:
             raise ValueError(f"num_slots is {num_slots} and num_threads is {num_threads}; both must be at least 1")
         self._spec = suite.spec
         self._slots = [_Slot(index=i, world=suite.make_world()) for i in range(num_slots)]
-        self._changed = threading.Condition()  # guards every field of the slots but `world`, and `_is_closed`
+        self._changed = threading.Condition()  # guards what follows and every field of the slots but `world`
+        self._is_enough: Callable[[], bool] = lambda: False  # what the caller of `wait` waits for
         self._is_closed = False
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads = [
@@ -150,7 +151,8 @@ class ThreadVecEnv:
             if idle or not asked:
                 raise ValueError(f"nothing to wait for in slots {idle or 'any'}: call reset or step first")
             enough = any if slots is None else all
-            if not self._changed.wait_for(lambda: enough(entry.status == "answered" for entry in asked), timeout_s):
+            self._is_enough = lambda: enough(entry.status == "answered" for entry in asked)
+            if not self._changed.wait_for(self._is_enough, timeout_s):
                 late = [
                     f"{entry.index} ({entry.start.key})"
                     for entry in asked
@@ -203,7 +205,9 @@ class ThreadVecEnv:
             answer = error
         with self._changed:
             entry.answer, entry.status = answer, "answered"
-            self._changed.notify_all()
+            # Waking the caller for each of its slots would take Python's lock away from the worlds each time.
+            if self._is_enough():
+                self._changed.notify_all()
 
 
 def _raise_failure(entry: _Slot) -> None:
