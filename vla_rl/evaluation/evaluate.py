@@ -94,19 +94,20 @@ def evaluate_policy(
         mode=config.mode,
         temperature=config.temperature if config.mode == "sample" else 1.0,
         seed=seed,
-        outcomes=tuple(
-            StartOutcome(
-                task=outcome.start.task,
-                index=outcome.start.index,
-                success=outcome.success,
-                num_steps=outcome.num_steps,
-                crashed=outcome.crashed,
-            )
-            for outcome in outcomes
-        ),
+        outcomes=tuple(map(_start_outcome, outcomes)),
         seconds=seconds,
         versions=versions,
         conditions=dict(conditions or {}),
+    )
+
+
+def _start_outcome(outcome: Outcome) -> StartOutcome:
+    return StartOutcome(
+        task=outcome.start.task,
+        index=outcome.start.index,
+        success=outcome.success,
+        num_steps=outcome.num_steps,
+        crashed=outcome.crashed,
     )
 
 
