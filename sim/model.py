@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import mujoco
 import numpy as np
@@ -115,6 +115,7 @@ class SimModel:
         hand_body: Body id.
         nullspace_posture: Arm posture that the nullspace torque pulls to, rad.
         camera_ids: Name -> id of every camera.
+        fixtures: Ids of the fixed bodies that a start may place elsewhere.
     """
 
     mj_model: mujoco.MjModel
@@ -131,6 +132,7 @@ class SimModel:
     hand_body: int
     nullspace_posture: Float64[np.ndarray, " arm"]
     camera_ids: dict[str, int]
+    fixtures: Int64[np.ndarray, " fixtures"]
 
     @classmethod
     def build(
@@ -141,6 +143,7 @@ class SimModel:
         names: RobotNames = RobotNames(),
         osc: OscConfig = OscConfig(),
         render: RenderOptions = RenderOptions(),
+        fixtures: Sequence[str] = (),
     ) -> SimModel:
         """Look up every name once and check the model.
 
@@ -150,6 +153,7 @@ class SimModel:
             names: Names of the robot's parts.
             osc: Controller constants.
             render: Drawing options.
+            fixtures: Names of the fixed bodies that a start may place elsewhere.
 
         Raises:
             ValueError: A name is missing, or the timestep, the integrator or a constant does not fit.
@@ -184,7 +188,16 @@ class SimModel:
             hand_body=int(_ids(mj_model, mujoco.mjtObj.mjOBJ_BODY, (names.hand_body,))[0]),
             nullspace_posture=posture.astype(np.float64),
             camera_ids={mj_model.camera(i).name: i for i in range(mj_model.ncam)},
+            fixtures=_ids(mj_model, mujoco.mjtObj.mjOBJ_BODY, fixtures),
         )
+
+    @cached_property
+    def reset_data(self) -> mujoco.MjData:
+        """Up-to-date data with the arm in its nullspace posture and all else as in `qpos0`; only to be read."""
+        data = mujoco.MjData(self.mj_model)
+        data.qpos[self.arm_qpos] = self.nullspace_posture
+        mujoco.mj_step1(self.mj_model, data)
+        return data
 
     @property
     def control_rate_hz(self) -> float:

@@ -5,14 +5,18 @@ What a task adds (model, start, success) comes in as a `TaskScene`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import mujoco
 import numpy as np
 from jaxtyping import Float32, Float64, UInt8
 
 from sim import osc, rendering
+from sim.model import SimModel
+from sim.model_view import ModelView
 from sim.world import TaskScene
 from vla_rl.types import EnvSpec, Observation, SimError, Start, StepResult, WorldState
 
@@ -25,10 +29,11 @@ class _Stage:
     """One task, ready to run: its scene, its data and the kernel's view of them."""
 
     scene: TaskScene
+    view: ModelView
     data: mujoco.MjData
     kernel_model: osc.KernelModel
     kernel_data: osc.KernelData
-    observed: mujoco.MjData | None
+    reset_data: osc.KernelData
 
 
 class MujocoWorld:
@@ -36,35 +41,41 @@ class MujocoWorld:
 
     Every task's data is made at its first start and then reused, so a reset is a copy of the state.
 
-    An observation shows the state at the end of the control step, with all poses up to date. With `lagged_observations`
-    it shows what LIBERO's environments return, which sample after the last but one physics step without a forward pass:
-    poses from the beginning of that physics step, finger positions from its end. Success always refers to the end.
+    An observation shows the state at the end of the control step, with all poses up to date, and so does success. With
+    `robosuite_timing` everything happens when robosuite 1.4 and LIBERO do it:
+
+    - observations are sampled after the last but one physics step without a forward pass: poses from the beginning of
+      that physics step, finger positions from its end, lamps as they were when the control step began;
+    - success refers to the positions at the end, but to the poses and contacts from before the last physics step;
+    - at a start the controller remembers the reset pose (`SimModel.reset_data`): it holds that orientation until a
+      rotation is commanded, and the first physics step is controlled as if the arm were still there.
 
     Args:
         scene_of: Scene of a task by its full name; called once per task and world.
         spec: Interface of the suite.
-        horizon: Time limit in control steps.
-        lagged_observations: Show the instant that LIBERO shows.
+        horizon: Time limit in control steps, of all tasks or by a task's full name.
+        robosuite_timing: Act as robosuite and LIBERO do.
     """
 
     def __init__(
         self,
         scene_of: Callable[[str], TaskScene],
         spec: EnvSpec,
-        horizon: int,
-        lagged_observations: bool = False,
+        horizon: int | Callable[[str], int],
+        robosuite_timing: bool = False,
     ) -> None:
-        if horizon < 1:
-            raise ValueError(f"horizon is {horizon}; at least one control step is needed")
         self._scene_of = scene_of
         self._spec = spec
-        self._horizon = horizon
-        self._is_lagged = lagged_observations
+        self._horizon_of: Callable[[str], int] = horizon if callable(horizon) else lambda _: horizon
+        self._is_robosuite_timing = robosuite_timing
         self._stages: dict[str, _Stage] = {}
         self._stage: _Stage | None = None
         self._start: Start | None = None
         self._memory: Float64[np.ndarray, " memory"] = np.zeros(0)
         self._sample: Float64[np.ndarray, "2 nq"] = np.zeros((2, 0))
+        self._is_measured = True  # the controller has seen the present state
+        self._site_groups: frozenset[int] = frozenset()  # drawn besides those of the model's options
+        self._horizon = 0
         self._num_steps = 0
         self._is_done = False
 
@@ -94,15 +105,21 @@ class MujocoWorld:
         """
         stage = self._stage = self._stage_of(start.task)
         self._start = start
+        self._horizon = self._horizon_of(start.task)
+        if self._horizon < 1:
+            raise ValueError(f"the horizon of {start.task} is {self._horizon}; at least one control step is needed")
         if start.snapshot is not None:
             self.restore_state(start.snapshot)
             return
         model, data = stage.scene.model, stage.data
         mujoco.mj_resetData(model.mj_model, data)
+        stage.view.place(stage.scene.fixture_poses(start))
         stage.scene.place(data, start)
-        mujoco.mj_step1(model.mj_model, data)
-        self._memory = osc.reset_memory(model, data)
+        stage.view.step1(data)
+        self._memory = osc.reset_memory(model, model.reset_data if self._is_robosuite_timing else data)
+        self._is_measured = not self._is_robosuite_timing
         self._sample = np.stack([data.qpos, data.qpos])
+        self._site_groups = stage.scene.site_groups(data)
         self._num_steps = 0
         self._is_done = False
         if not (np.isfinite(data.qpos).all() and np.isfinite(data.qvel).all() and data.warning.number.sum() == 0):
@@ -118,17 +135,10 @@ class MujocoWorld:
         stage = self._running_stage()
         num_steps_before = self._num_steps
         actions = self._checked(chunk)
-        sample_substep = stage.kernel_model.num_substeps - 1 if self._is_lagged else 0
         frames: list[UInt8[np.ndarray, "height width 3"]] = []
         is_success = False
         for action in actions:
-            is_valid = osc.run_control_step(
-                stage.kernel_model, stage.kernel_data, self._memory, action, sample_substep, self._sample
-            )
-            self._num_steps += 1
-            if not is_valid:
-                self._is_done = True
-                raise self._sim_error("the physics became invalid")
+            self._run_control_step(stage, action)
             if record_frames:
                 frames.append(self.render(self._spec.cameras[0], FRAME_SIZE_PX, FRAME_SIZE_PX))
             is_success = stage.scene.is_success(stage.data)
@@ -141,6 +151,26 @@ class MujocoWorld:
             truncated=self._is_done and not is_success,
             frames=tuple(frames),
         )
+
+    def _run_control_step(self, stage: _Stage, action: Float64[np.ndarray, " action_dim"]) -> None:
+        if self._is_robosuite_timing:
+            self._site_groups = stage.scene.site_groups(stage.data)
+        is_valid = osc.run_control_step(
+            stage.kernel_model,
+            stage.kernel_data,
+            stage.kernel_data if self._is_measured else stage.reset_data,
+            self._memory,
+            action,
+            self._is_robosuite_timing,
+            self._sample,
+        )
+        self._is_measured = True
+        self._num_steps += 1
+        if not is_valid:
+            self._is_done = True
+            raise self._sim_error("the physics became invalid")
+        if not self._is_robosuite_timing:
+            self._site_groups = stage.scene.site_groups(stage.data)
 
     def observe(self) -> Observation:
         """Render the cameras of the spec and read the proprioceptive state."""
@@ -165,8 +195,13 @@ class MujocoWorld:
         kind = mujoco.mjtState.mjSTATE_INTEGRATION
         physics = np.empty(mujoco.mj_stateSize(stage.scene.model.mj_model, kind))
         mujoco.mj_getState(stage.scene.model.mj_model, stage.data, physics, kind)
-        controller = np.concatenate([self._memory, self._sample.ravel()])
-        return WorldState(physics=physics, controller=controller, num_steps=self._num_steps)
+        flags = [float(self._is_measured), *(float(group in self._site_groups) for group in range(mujoco.mjNGROUP))]
+        return WorldState(
+            physics=physics,
+            controller=np.concatenate([self._memory, self._sample.ravel(), flags]),
+            fixtures=stage.view.poses.copy(),
+            num_steps=self._num_steps,
+        )
 
     def restore_state(self, state: WorldState) -> None:
         """Return to a saved state of the same task.
@@ -176,19 +211,21 @@ class MujocoWorld:
         """
         stage = self._stage_now()
         mj_model, kind = stage.scene.model.mj_model, mujoco.mjtState.mjSTATE_INTEGRATION
-        num_memory = osc.memory_size(stage.scene.model)
-        expected = (mujoco.mj_stateSize(mj_model, kind), num_memory + 2 * mj_model.nq)
+        num_memory, num_sample = osc.memory_size(stage.scene.model), 2 * mj_model.nq
+        expected = (mujoco.mj_stateSize(mj_model, kind), num_memory + num_sample + 1 + mujoco.mjNGROUP)
         given = (len(state.physics), len(state.controller))
         if given != expected:
             raise ValueError(
                 f"the saved state has {given} physics and controller entries, but {self.start.task} has {expected}; "
                 "restore it with the task that it was saved from"
             )
+        stage.view.place(state.fixtures)
         mujoco.mj_resetData(mj_model, stage.data)
         mujoco.mj_setState(mj_model, stage.data, state.physics, kind)
-        mujoco.mj_step1(mj_model, stage.data)
-        self._memory = state.controller[:num_memory].copy()
-        self._sample = state.controller[num_memory:].reshape(2, mj_model.nq).copy()
+        stage.view.step1(stage.data)
+        memory, sample, flags = np.split(state.controller, [num_memory, num_memory + num_sample])
+        self._memory, self._sample = memory.copy(), sample.reshape(2, mj_model.nq).copy()
+        self._is_measured, self._site_groups = bool(flags[0]), frozenset(np.flatnonzero(flags[1:]).tolist())
         self._num_steps = state.num_steps
         self._is_done = state.num_steps >= self._horizon
 
@@ -202,13 +239,15 @@ class MujocoWorld:
                     f"the model of {task} is built for {model.control_rate_hz:g} control steps per second, but the "
                     f"suite's spec says {self._spec.control_rate_hz:g}"
                 )
-            data = mujoco.MjData(model.mj_model)
+            data, view = mujoco.MjData(model.mj_model), ModelView(model.mj_model, model.fixtures)
+            kernel_data = osc.kernel_data(model, data)
             stage = self._stages[task] = _Stage(
                 scene=scene,
+                view=view,
                 data=data,
-                kernel_model=osc.kernel_model(model),
-                kernel_data=osc.kernel_data(model, data),
-                observed=mujoco.MjData(model.mj_model) if self._is_lagged else None,
+                kernel_model=osc.kernel_model(model, view),
+                kernel_data=kernel_data,
+                reset_data=osc.kernel_data(model, model.reset_data) if self._is_robosuite_timing else kernel_data,
             )
         return stage
 
@@ -232,26 +271,27 @@ class MujocoWorld:
 
     def _observed_data(self, stage: _Stage) -> mujoco.MjData:
         """Data that show the observed instant; see the class docstring."""
-        if stage.observed is None:
+        if not self._is_robosuite_timing:
             return stage.data
-        mj_model, observed = stage.scene.model.mj_model, stage.observed
+        observed = _scratch_data(stage.scene.model)
         observed.qpos[:] = self._sample[0]
         observed.mocap_pos[:] = stage.data.mocap_pos
         observed.mocap_quat[:] = stage.data.mocap_quat
-        mujoco.mj_fwdPosition(mj_model, observed)
+        stage.view.forward_position(observed)
         return observed
 
     def _draw(
         self, stage: _Stage, data: mujoco.MjData, camera: str, image: UInt8[np.ndarray, "height width 3"]
     ) -> None:
-        rendering.render(stage.scene.model, data, stage.scene.model.camera_id(camera), image)
+        camera_id = stage.scene.model.camera_id(camera)
+        rendering.render(stage.scene.model, data, camera_id, image, self._site_groups)
         if self._spec.image_orientation == "top_down":
             image[:] = image[::-1].copy()
 
     def _proprio(self, stage: _Stage, data: mujoco.MjData) -> Float32[np.ndarray, " proprio_dim"]:
         """LIBERO's layout: grip site's position (world, m), hand's rotation vector (rad), finger positions (m)."""
         model = stage.scene.model
-        fingers = self._sample[1] if self._is_lagged else data.qpos
+        fingers = self._sample[1] if self._is_robosuite_timing else data.qpos
         return np.concatenate(
             [
                 data.site_xpos[model.grip_site],
@@ -267,6 +307,24 @@ class MujocoWorld:
             f"{cause} in {self.start.key} at control step {self._num_steps} "
             f"(MuJoCo warnings: {', '.join(warnings) or 'none'})"
         )
+
+
+class _ThreadScratch(threading.local):
+    """Data of the current thread for poses that are looked at once, by model."""
+
+    def __init__(self) -> None:
+        self.by_model: WeakKeyDictionary[SimModel, mujoco.MjData] = WeakKeyDictionary()
+
+
+_scratch = _ThreadScratch()
+
+
+def _scratch_data(model: SimModel) -> mujoco.MjData:
+    """Data of this thread and model; a world of its own would cost as much memory again."""
+    data = _scratch.by_model.get(model)
+    if data is None:
+        data = _scratch.by_model[model] = mujoco.MjData(model.mj_model)
+    return data
 
 
 def rotation_vector(quaternion: Float64[np.ndarray, " 4"]) -> Float64[np.ndarray, " 3"]:

@@ -7,6 +7,10 @@ what MuJoCo has just computed anyway, and the trajectory is the same up to round
 After a control step the data is brought up to date once more (`mj_step1`), so that positions, poses, velocities and
 contacts belong to the same instant. That pass is the first one of the next control step, so it costs nothing.
 
+robosuite leaves that pass out: whatever looks at the data after a control step finds new positions beside the poses and
+contacts from before the last physics step. With `is_robosuite_timing` so does this loop, because LIBERO's success
+predicates are defined on that state.
+
 MuJoCo's functions are called by symbol in the library that the `mujoco` package has loaded, so the compiled kernel can
 be cached on disk. A fatal MuJoCo error (`mju_error`, e.g. stack overflow) ends the process, as it does in C programs.
 
@@ -17,7 +21,6 @@ Formulation", IEEE Journal of Robotics and Automation, 1987, eqs. (19), (48) and
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import NamedTuple, no_type_check
 
 import mujoco
@@ -25,7 +28,8 @@ import numpy as np
 from jaxtyping import Float64, Int32, Int64
 from numba import cfunc, njit, types
 
-from sim.model import PINNED_MUJOCO, SimModel, check_mujoco_version
+from sim.model import SimModel
+from sim.model_view import LIBRARY, ModelView
 
 Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
 Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
@@ -36,9 +40,6 @@ GOAL_ROTATION = 9
 
 _compiled = njit(nogil=True, cache=True)
 
-check_mujoco_version()
-# Loaded already by the `mujoco` package; opening it again makes its symbols visible to the compiled kernel.
-_LIBRARY = ctypes.CDLL(str(Path(mujoco.__file__).parent / f"libmujoco.so.{PINNED_MUJOCO}"), mode=ctypes.RTLD_GLOBAL)
 _mj_step1 = types.ExternalFunction("mj_step1", types.void(types.intp, types.intp))
 _mj_step2 = types.ExternalFunction("mj_step2", types.void(types.intp, types.intp))
 _mj_jac_site = types.ExternalFunction(
@@ -52,7 +53,7 @@ def _ignore_warning(_message: int) -> None:
     """MuJoCo's default handler prints and writes a log file; worlds report warnings as `SimError` instead."""
 
 
-ctypes.c_void_p.in_dll(_LIBRARY, "mju_user_warning").value = _ignore_warning.address
+ctypes.c_void_p.in_dll(LIBRARY, "mju_user_warning").value = _ignore_warning.address
 
 
 class KernelModel(NamedTuple):
@@ -96,13 +97,13 @@ class KernelData(NamedTuple):
     jacobian: Float64[np.ndarray, "6 nv"]
 
 
-def kernel_model(model: SimModel) -> KernelModel:
-    """Collect a model's constants."""
+def kernel_model(model: SimModel, view: ModelView) -> KernelModel:
+    """Collect a model's constants; stays valid as long as the view lives."""
     mj, osc = model.mj_model, model.osc
     torque_range = mj.actuator_ctrlrange[model.arm_actuators]
     gripper_range = mj.actuator_ctrlrange[model.gripper_actuators]
     return KernelModel(
-        address=mj._address,
+        address=view.address,
         num_substeps=model.num_substeps,
         grip_site=model.grip_site,
         arm_qpos=model.arm_qpos,
@@ -165,9 +166,10 @@ def reset_memory(model: SimModel, data: mujoco.MjData) -> Float64[np.ndarray, " 
 def run_control_step(
     model: KernelModel,
     data: KernelData,
+    measured: KernelData,
     memory: Float64[np.ndarray, " memory"],
     action: Float64[np.ndarray, " 7"],
-    sample_substep: int,
+    is_robosuite_timing: bool,
     sample: Float64[np.ndarray, "2 nq"],
 ) -> bool:
     """Run one control step: `num_substeps` times controller and physics.
@@ -175,28 +177,35 @@ def run_control_step(
     Args:
         model: Constants of the model.
         data: Up-to-date data (after `mj_step1`, `mj_forward` or this function).
+        measured: The state that the controller sees in the first physics step: `data`, but after a start that was
+            written into the state behind its back robosuite's controller still acts on its last measurement.
         memory: From `reset_memory`; changed in place.
         action: Displacement, rotation vector (world axes) and gripper; clipped to [-1, 1].
-        sample_substep: 1-based physics step at which `sample` is taken; 0 takes none.
-        sample: Receives `qpos` before (row 0) and after (row 1) that physics step.
+        is_robosuite_timing: Do not bring `data` up to date at the end (but at the beginning), and take the sample.
+        sample: Receives `qpos` before (row 0) and after (row 1) the last but one physics step, which is when
+            robosuite's sensors read.
 
     Returns:
         Whether the state is still valid: finite, and no MuJoCo warning but those of the renderer.
     """
     goal_position = np.empty(3)
     for substep in range(model.num_substeps):
-        if substep == 0:
-            _set_goal(model, data, memory, action, goal_position)
-        else:
+        is_sampled = is_robosuite_timing and substep == max(model.num_substeps - 2, 0)
+        if substep > 0 or is_robosuite_timing:
             _mj_step1(model.address, data.address)
-        _set_arm_torques(model, data, memory, goal_position)
+        if substep == 0:
+            _set_goal(model, measured, memory, action, goal_position)
+            _set_arm_torques(model, measured, data, memory, goal_position)
+        else:
+            _set_arm_torques(model, data, data, memory, goal_position)
         _move_gripper(model, data, memory, action[ARM_ACTION_DIM])
-        if substep + 1 == sample_substep:
+        if is_sampled:
             sample[0] = data.qpos
         _mj_step2(model.address, data.address)
-        if substep + 1 == sample_substep:
+        if is_sampled:
             sample[1] = data.qpos
-    _mj_step1(model.address, data.address)
+    if not is_robosuite_timing:
+        _mj_step1(model.address, data.address)
     return _is_valid(data)
 
 
@@ -266,22 +275,26 @@ def _move_gripper(model: KernelModel, data: KernelData, memory: Vector, command:
 
 @_compiled
 @no_type_check
-def _set_arm_torques(model: KernelModel, data: KernelData, memory: Vector, goal_position: Vector) -> None:
+def _set_arm_torques(
+    model: KernelModel, measured: KernelData, data: KernelData, memory: Vector, goal_position: Vector
+) -> None:
     """Task-space PD torque with gravity compensation, plus posture torque in the nullspace, within the motors' limits.
+
+    Everything is computed from `measured` but gravity and Coriolis forces, which are those of `data`.
 
     With joint inertia M, site Jacobian J and task inertia L = (J M^-1 J^T)^-1, the posture torque M a is projected by
     (I - J^T L J M^-1), which gives M a - J^T L J a: no matrix has to be inverted explicitly.
     """
     n = len(model.arm_dofs)
     velocity = np.zeros(6)
-    jacobian = _site_jacobian(model, data, velocity)
-    acceleration = _pose_acceleration(model, data, memory, goal_position, velocity)
-    inertia, transposed = _arm_inertia(model, data), jacobian.T.copy()
+    jacobian = _site_jacobian(model, measured, velocity)
+    acceleration = _pose_acceleration(model, measured, memory, goal_position, velocity)
+    inertia, transposed = _arm_inertia(model, measured), jacobian.T.copy()
     mobility = _product(jacobian, _solve(inertia, transposed))
     posture = np.empty((n, 1))
     for i in range(n):
-        error = model.nullspace_posture[i] - data.qpos[model.arm_qpos[i]]
-        posture[i, 0] = model.nullspace_kp * error - model.nullspace_kd * data.qvel[model.arm_dofs[i]]
+        error = model.nullspace_posture[i] - measured.qpos[model.arm_qpos[i]]
+        posture[i, 0] = model.nullspace_kp * error - model.nullspace_kd * measured.qvel[model.arm_dofs[i]]
 
     decoupled = mobility.copy()
     for i in range(3):

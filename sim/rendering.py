@@ -12,6 +12,7 @@ import ctypes.util
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Collection
 from functools import cache
 from typing import Any, Literal
 
@@ -141,18 +142,25 @@ class Renderer:
         self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = options.reflections
         self._options = mujoco.MjvOption()
         self._options.geomgroup[:] = [group in options.geom_groups for group in range(6)]
-        self._options.sitegroup[:] = [group in options.site_groups for group in range(6)]
+        self._site_groups = options.site_groups
         self._perturb = mujoco.MjvPerturb()
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
 
-    def render(self, data: mujoco.MjData, camera_id: int, out: UInt8[np.ndarray, "height width 3"]) -> None:
+    def render(
+        self,
+        data: mujoco.MjData,
+        camera_id: int,
+        out: UInt8[np.ndarray, "height width 3"],
+        site_groups: Collection[int] = (),
+    ) -> None:
         """Draw a camera's image into `out`, bottom row first.
 
         Args:
             data: Up-to-date data (poses belong to `qpos`); not changed.
             camera_id: Id of a camera of the model.
             out: C-contiguous.
+            site_groups: Site groups to draw besides those of the options.
         """
         height, width = out.shape[:2]
         self._gl.make_current()
@@ -160,6 +168,7 @@ class Renderer:
             mujoco.mjr_resizeOffscreen(width, height, self._context)
             self._size = (height, width)
         self._camera.fixedcamid = camera_id
+        self._options.sitegroup[:] = [group in self._site_groups or group in site_groups for group in range(6)]
         mujoco.mjv_updateScene(
             self._mj_model, data, self._options, self._perturb, self._camera, mujoco.mjtCatBit.mjCAT_ALL, self._scene
         )
@@ -184,7 +193,13 @@ class _ThreadRenderers(threading.local):
 _renderers = _ThreadRenderers()
 
 
-def render(model: SimModel, data: mujoco.MjData, camera_id: int, out: UInt8[np.ndarray, "height width 3"]) -> None:
+def render(
+    model: SimModel,
+    data: mujoco.MjData,
+    camera_id: int,
+    out: UInt8[np.ndarray, "height width 3"],
+    site_groups: Collection[int] = (),
+) -> None:
     """Draw with the current thread's renderer of the model; makes it at the first call. See `Renderer.render`."""
     renderers = _renderers.by_model
     key = model.mj_model._address
@@ -194,7 +209,7 @@ def render(model: SimModel, data: mujoco.MjData, camera_id: int, out: UInt8[np.n
             renderers.popitem(last=False)[1].free()
         renderer = renderers[key] = Renderer(model.mj_model, model.render)
     renderers.move_to_end(key)
-    renderer.render(data, camera_id, out)
+    renderer.render(data, camera_id, out, site_groups)
 
 
 def free_renderers() -> None:

@@ -11,6 +11,7 @@ from jaxtyping import Float64
 
 from sim import osc
 from sim.model import OscConfig, SimModel
+from sim.model_view import ModelView
 from sim.rendering import ensure_gl_backend
 
 
@@ -30,7 +31,8 @@ class LiftReference:
         self.model = SimModel.build(mj_model, osc=OscConfig(nullspace_posture=tuple(controller.initial_joint)))
         self.data = mujoco.MjData(mj_model)
         self.sample: Float64[np.ndarray, "2 nq"] = np.zeros((2, mj_model.nq))
-        self._kernel_model = osc.kernel_model(self.model)
+        self._view = ModelView(mj_model, self.model.fixtures)
+        self._kernel_model = osc.kernel_model(self.model, self._view)
         self._kernel_data = osc.kernel_data(self.model, self.data)
         self.copy_state()
         self.memory = osc.reset_memory(self.model, self.data)
@@ -55,9 +57,8 @@ class LiftReference:
 
     def step(self, action: Float64[np.ndarray, " 7"]) -> bool:
         """One control step in our kernel, sampled after the last but one physics step; whether the state is valid."""
-        sample_substep = self._kernel_model.num_substeps - 1
         is_valid: bool = osc.run_control_step(
-            self._kernel_model, self._kernel_data, self.memory, action, sample_substep, self.sample
+            self._kernel_model, self._kernel_data, self._kernel_data, self.memory, action, True, self.sample
         )
         return is_valid
 

@@ -65,17 +65,27 @@ class Expert(Protocol):
 
 @runtime_checkable
 class TaskScene(Protocol):
-    """What a task adds to the generic world: its compiled model, where things stand at a start, when it is solved."""
+    """What a task adds to the generic world: its compiled model, where things stand at a start, when it is solved.
 
-    @property
-    def model(self) -> SimModel:
-        """The compiled model, shared by all worlds of the task."""
+    Scenes inherit from it, for the methods that have a default.
+    """
+
+    model: SimModel
+    """The compiled model, shared by all worlds of the task."""
 
     def place(self, data: mujoco.MjData, start: Start) -> None:
         """Write the start's `init` into freshly reset data (qpos, and whatever else the task keeps)."""
 
     def is_success(self, data: mujoco.MjData) -> bool:
         """Whether the task is solved in this state; called after every control step, so it must be cheap."""
+
+    def fixture_poses(self, start: Start) -> Float64[np.ndarray, "fixtures 7"]:
+        """Where the start puts the model's fixtures: position (m) and quaternion (w, x, y, z) in the parent's frame."""
+        return np.zeros((0, 7))
+
+    def site_groups(self, data: mujoco.MjData) -> frozenset[int]:
+        """Site groups that are drawn in this state besides those of the model's `RenderOptions` (lamps that are on)."""
+        return frozenset()
 
 
 @runtime_checkable

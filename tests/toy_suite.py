@@ -10,6 +10,7 @@ import numpy as np
 
 from sim.model import OscConfig, RenderOptions, SimModel
 from sim.mujoco_world import MujocoWorld
+from sim.world import TaskScene
 from vla_rl.types import EnvSpec, Split, Start
 
 POSTURE = (0.0, 0.4, 0.0, -1.6, 0.0, 2.0, 0.8)
@@ -75,7 +76,7 @@ def toy_model(timestep: float = 0.005, render: RenderOptions | None = None) -> S
     )
 
 
-class ToyScene:
+class ToyScene(TaskScene):
     """`raise` is solved 2 cm above its start, `now` always, `never` not at all; `crash` breaks in its third step."""
 
     def __init__(self, name: str, model: SimModel) -> None:

@@ -33,11 +33,13 @@ class WorldState:
         physics: MuJoCo's `mjSTATE_INTEGRATION` vector (time, qpos, qvel, act, warm start, controls, mocap, user data).
         controller: The controller's own memory (orientation goal, gripper command, ...), float64.
         num_steps: Control steps since the episode's start.
+        fixtures: Poses of the furniture that this start has put somewhere (m; quaternion w, x, y, z).
     """
 
     physics: Float64[np.ndarray, " physics_dim"]
     controller: Float64[np.ndarray, " controller_dim"]
     num_steps: int
+    fixtures: Float64[np.ndarray, "fixtures 7"] = field(default_factory=lambda: np.zeros((0, 7)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

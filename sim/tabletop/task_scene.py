@@ -14,6 +14,7 @@ from sim.tabletop.panda import HOME_QPOS
 from sim.tabletop.placement import FINGER_START_QPOS
 from sim.tabletop.scene import CONTROL_RATE_HZ, TABLE_HEIGHT, build_scene
 from sim.tabletop.tasks import Difficulty, Task, make_success
+from sim.world import TaskScene
 from vla_rl.types import Start
 
 
@@ -29,7 +30,7 @@ def scene_model(objects: tuple[str, ...]) -> SimModel:
     )
 
 
-class TabletopScene:
+class TabletopScene(TaskScene):
     """One task in its scene (a `TaskScene`)."""
 
     def __init__(self, task: Task, difficulty: Difficulty) -> None:

@@ -37,6 +37,7 @@ def any_task(suite: Suite) -> str:
 def assert_same_state(one: WorldState, other: WorldState) -> None:
     np.testing.assert_array_equal(one.physics, other.physics)
     np.testing.assert_array_equal(one.controller, other.controller)
+    np.testing.assert_array_equal(one.fixtures, other.fixtures)
     assert one.num_steps == other.num_steps
 
 
@@ -271,9 +272,9 @@ def test_proprio_is_liberos_layout() -> None:
 def test_a_lagged_observation_shows_an_earlier_instant() -> None:
     suite = ToySuite()
     chunk = random_chunk(suite, 9, num_steps=4)
-    start = suite.start("toy/never", "train", 0)
+    start = replace(suite.start("toy/never", "train", 0), init=suite.model.reset_data.qpos.copy())
     plain = suite.make_world()
-    lagged = MujocoWorld(plain._scene_of, suite.spec, suite.horizon, lagged_observations=True)
+    lagged = MujocoWorld(plain._scene_of, suite.spec, suite.horizon, robosuite_timing=True)
     for world in (plain, lagged):
         world.reset(start)
     np.testing.assert_array_equal(plain.observe().proprio, lagged.observe().proprio)  # a reset is observed at once
@@ -282,12 +283,13 @@ def test_a_lagged_observation_shows_an_earlier_instant() -> None:
     np.testing.assert_array_equal(plain.save_state().physics, lagged.save_state().physics)
     shift = np.abs(plain.observe().proprio[:3] - lagged.observe().proprio[:3]).max()
     assert 1e-5 < shift < 2 * 0.005 * 1.0  # two physics steps at less than 1 m/s
-    branch = MujocoWorld(plain._scene_of, suite.spec, suite.horizon, lagged_observations=True)
+    branch = MujocoWorld(plain._scene_of, suite.spec, suite.horizon, robosuite_timing=True)
     branch.reset(replace(start, snapshot=lagged.save_state()))
     np.testing.assert_array_equal(branch.observe().images, lagged.observe().images)
     np.testing.assert_array_equal(branch.observe().proprio, lagged.observe().proprio)
 
 
 def test_a_world_needs_time() -> None:
+    suite = ToySuite(horizon=0)
     with pytest.raises(ValueError, match="at least one control step"):
-        ToySuite(horizon=0).make_world()
+        suite.make_world().reset(suite.start("toy/never", "train", 0))

@@ -12,6 +12,7 @@ from toy_suite import POSTURE, toy_model, toy_xml
 from sim import model as sim_model
 from sim import osc
 from sim.model import OscConfig, RobotNames, SimModel, substeps_per_control_step
+from sim.model_view import ModelView
 
 HOLD = np.zeros(7)
 
@@ -29,7 +30,7 @@ class Rig(NamedTuple):
         sample = np.zeros((2, self.model.mj_model.nq))
         for _ in range(num_control_steps):
             assert osc.run_control_step(
-                self.kernel_model, self.kernel_data, self.memory, np.array(action, dtype=float), 0, sample
+                self.kernel_model, self.kernel_data, self.kernel_data, self.memory, np.array(action, dtype=float), False, sample
             )
 
     @property
@@ -51,7 +52,8 @@ def make_rig(timestep: float = 0.005) -> Rig:
     data = mujoco.MjData(model.mj_model)
     data.qpos[model.arm_qpos] = POSTURE
     mujoco.mj_step1(model.mj_model, data)
-    return Rig(model, data, osc.kernel_model(model), osc.kernel_data(model, data), osc.reset_memory(model, data))
+    kernel_model = osc.kernel_model(model, ModelView(model.mj_model, model.fixtures))
+    return Rig(model, data, kernel_model, osc.kernel_data(model, data), osc.reset_memory(model, data))
 
 
 def reference_torque(rig: Rig, goal_position: np.ndarray, goal_rotation: np.ndarray) -> np.ndarray:
@@ -89,7 +91,7 @@ def test_torques_follow_khatibs_formula(rig: Rig) -> None:
     goal_position = rig.position + np.array([0.01, -0.02, 0.015])
     goal_rotation = osc._rotation_matrix(np.array([0.0, 0.1, 0.0]), 0.1) @ rig.rotation
     rig.memory[:9] = goal_rotation.ravel()
-    osc._set_arm_torques(rig.kernel_model, rig.kernel_data, rig.memory, goal_position)
+    osc._set_arm_torques(rig.kernel_model, rig.kernel_data, rig.kernel_data, rig.memory, goal_position)
     torque = rig.data.ctrl[rig.model.arm_actuators]
     np.testing.assert_allclose(torque, reference_torque(rig, goal_position, goal_rotation), rtol=1e-9, atol=1e-9)
     assert np.abs(torque).max() < 80.0
@@ -97,7 +99,7 @@ def test_torques_follow_khatibs_formula(rig: Rig) -> None:
 
 def test_torques_stay_within_the_motors_limits(rig: Rig) -> None:
     goal_position = rig.position + np.array([5.0, 0.0, 5.0])
-    osc._set_arm_torques(rig.kernel_model, rig.kernel_data, rig.memory, goal_position)
+    osc._set_arm_torques(rig.kernel_model, rig.kernel_data, rig.kernel_data, rig.memory, goal_position)
     torque = rig.data.ctrl[rig.model.arm_actuators]
     assert np.abs(torque).max() == 80.0
     np.testing.assert_allclose(torque, reference_torque(rig, goal_position, rig.rotation), rtol=1e-9, atol=1e-9)
@@ -158,7 +160,8 @@ def test_gripper_moves_a_quarter_of_its_half_range_per_control_step(timestep: fl
     np.testing.assert_allclose(rig.data.ctrl[rig.model.gripper_actuators], [0.04, -0.04], atol=1e-12)
 
 
-def test_a_control_step_is_controller_and_physics_in_turn(rig: Rig) -> None:
+@pytest.mark.parametrize("is_robosuite_timing", [False, True])
+def test_a_control_step_is_controller_and_physics_in_turn(rig: Rig, is_robosuite_timing: bool) -> None:
     """Drives MuJoCo through its Python functions; also checks the sampled instants and that the data is up to date."""
     other = make_rig()
     model, data = other.model.mj_model, other.data
@@ -169,24 +172,50 @@ def test_a_control_step_is_controller_and_physics_in_turn(rig: Rig) -> None:
         mujoco.mj_step1(model, data)
         if substep == 0:
             osc._set_goal(other.kernel_model, other.kernel_data, other.memory, action, goal)
-        osc._set_arm_torques(other.kernel_model, other.kernel_data, other.memory, goal)
+        osc._set_arm_torques(other.kernel_model, other.kernel_data, other.kernel_data, other.memory, goal)
         osc._move_gripper(other.kernel_model, other.kernel_data, other.memory, action[6])
         mujoco.mj_step2(model, data)
     sample = np.zeros((2, model.nq))
-    assert osc.run_control_step(rig.kernel_model, rig.kernel_data, rig.memory, action, 9, sample)
+    is_valid = osc.run_control_step(
+        rig.kernel_model, rig.kernel_data, rig.kernel_data, rig.memory, action, is_robosuite_timing, sample
+    )
+    assert is_valid
     np.testing.assert_array_equal(rig.data.qpos, data.qpos)
     np.testing.assert_array_equal(rig.data.qvel, data.qvel)
     np.testing.assert_array_equal(rig.memory, other.memory)
-    np.testing.assert_array_equal(sample, [positions[8], positions[9]])
     assert rig.data.time == pytest.approx(0.05)
-    mujoco.mj_kinematics(model, data)
-    np.testing.assert_array_equal(rig.data.xpos, data.xpos)
+    if is_robosuite_timing:
+        np.testing.assert_array_equal(sample, [positions[8], positions[9]])
+    else:
+        mujoco.mj_kinematics(model, data)
+    np.testing.assert_array_equal(rig.data.xpos, data.xpos)  # robosuite leaves the poses one physics step behind
 
 
 def test_invalid_physics_is_reported(rig: Rig) -> None:
     rig.data.qvel[rig.model.arm_dofs[0]] = 1e12
     sample = np.zeros((2, rig.model.mj_model.nq))
-    assert not osc.run_control_step(rig.kernel_model, rig.kernel_data, rig.memory, HOLD, 0, sample)
+    assert not osc.run_control_step(
+        rig.kernel_model, rig.kernel_data, rig.kernel_data, rig.memory, HOLD, False, sample
+    )
+
+
+def test_the_first_physics_step_is_controlled_from_what_was_measured_before(rig: Rig) -> None:
+    elsewhere = make_rig()
+    elsewhere.data.qpos[elsewhere.model.arm_qpos] += 0.1
+    mujoco.mj_step1(elsewhere.model.mj_model, elsewhere.data)
+    action = np.array([0.3, -0.6, -1.0, 0.0, 0.2, -0.1, 1.0])
+    goal, memory = np.zeros(3), rig.memory.copy()
+    osc._set_goal(rig.kernel_model, rig.kernel_data, memory, action, goal)
+    osc._set_arm_torques(rig.kernel_model, rig.kernel_data, elsewhere.kernel_data, memory, goal)
+    seen, bias = elsewhere.data.ctrl[:7].copy(), elsewhere.data.qfrc_bias[elsewhere.model.arm_dofs]
+    osc._set_arm_torques(rig.kernel_model, rig.kernel_data, rig.kernel_data, memory, goal)
+    own_bias = rig.data.qfrc_bias[rig.model.arm_dofs]
+    np.testing.assert_allclose(seen - bias, rig.data.ctrl[:7] - own_bias, atol=1e-9)
+    assert np.abs(bias - own_bias).max() > 0.1
+    one_substep = elsewhere.kernel_model._replace(num_substeps=1)
+    sample = np.zeros((2, rig.model.mj_model.nq))
+    osc.run_control_step(one_substep, elsewhere.kernel_data, rig.kernel_data, rig.memory, action, True, sample)
+    np.testing.assert_array_equal(elsewhere.data.ctrl[:7], seen)
 
 
 def test_solve_agrees_with_numpy() -> None:

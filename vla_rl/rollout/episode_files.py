@@ -15,7 +15,7 @@ import numpy as np
 
 from vla_rl.types import Decision, Episode, Observation, Start, WorldState
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 def save_groups(path: Path, groups: Sequence[Sequence[Episode]]) -> None:
@@ -32,6 +32,7 @@ def save_groups(path: Path, groups: Sequence[Sequence[Episode]]) -> None:
         if episode.start.snapshot is not None:
             arrays[f"snapshot_physics_{index}"] = episode.start.snapshot.physics
             arrays[f"snapshot_controller_{index}"] = episode.start.snapshot.controller
+            arrays[f"snapshot_fixtures_{index}"] = episode.start.snapshot.fixtures
     decisions = [decision for episode in episodes for decision in episode.decisions]
     if decisions:
         arrays["images"] = np.stack([decision.observation.images for decision in decisions])
@@ -98,6 +99,7 @@ def _episode(item: dict[str, Any], arrays: dict[str, np.ndarray], index: int, ro
         snapshot = WorldState(
             physics=arrays[f"snapshot_physics_{index}"],
             controller=arrays[f"snapshot_controller_{index}"],
+            fixtures=arrays[f"snapshot_fixtures_{index}"],
             num_steps=item["snapshot_num_steps"],
         )
     start = Start(
