@@ -69,7 +69,7 @@ def cached_file(kind: str, name: str, make: Callable[[Path], None]) -> Path:
 def _is_intact(path: Path, checksum: Path) -> bool:
     try:
         return checksum.read_text(encoding="ascii") == _file_digest(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
