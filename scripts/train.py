@@ -32,7 +32,7 @@ def train(config: RunConfig, checkpoint: Path, folder: Path, resume: bool = Fals
     try:
         collector = make_collector(env, policy, config.rollout, config.seed)
         run = open_run(folder, config_to_yaml(config), resume)  # last: a mistake above leaves no half-made run
-        console.print(arithmetic(config, policy.action_horizon * policy.action_dim))
+        console.print(arithmetic(config, suite.horizon, policy.action_horizon * policy.action_dim))
         trainer = RLTrainer(
             policy,
             collector,
@@ -58,11 +58,11 @@ def train(config: RunConfig, checkpoint: Path, folder: Path, resume: bool = Fals
     )
 
 
-def arithmetic(config: RunConfig, tokens_per_decision: int) -> str:
+def arithmetic(config: RunConfig, horizon: int, tokens_per_decision: int) -> str:
     """What one iteration amounts to."""
     algo, sampling = config.rl.algo, config.rl.dynamic_sampling
     episodes = algo.groups_per_iteration * algo.group_size
-    decisions = -(-config.suite.horizon // config.rollout.execution_horizon)
+    decisions = -(-horizon // config.rollout.execution_horizon)
     steps = algo.num_minibatches * algo.num_epochs
     drawn = round(sampling.max_draw_factor * algo.groups_per_iteration)
     return (

@@ -1,4 +1,4 @@
-"""Files that are expensive to make (compiled models, settled starts), kept on disk under a name that says what they are.
+"""Files that are expensive to make (compiled models, settled starts), kept on disk under names that say what they are.
 
 A file's name is a digest of everything it depends on, so nothing has to be invalidated. Many processes may ask for the
 same file at once: one makes it, the others wait. A file is written under a temporary name, checked by a digest of its
@@ -85,7 +85,9 @@ def _lock(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
     except OSError as error:
-        raise OSError(f"the cache folder {path.parent} cannot be written ({error}); set VLA_RL_CACHE to another") from error
+        raise OSError(
+            f"the cache folder {path.parent} cannot be written ({error}); set VLA_RL_CACHE to another"
+        ) from error
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -24,6 +24,16 @@ FRAME_SIZE_PX = 256
 """Height and width of recorded frames; they are for people, who need more pixels than a small policy."""
 
 
+PROPRIO_NAMES = (
+    *(f"eef_pos_{axis}" for axis in "xyz"),
+    *(f"eef_axis_angle_{axis}" for axis in "xyz"),
+    "finger_1",
+    "finger_2",
+)
+ACTION_NAMES = ("dx", "dy", "dz", "drx", "dry", "drz", "gripper")
+"""LIBERO's actions: displacement, rotation vector (world axes), gripper; each in [-1, 1]."""
+
+
 @dataclass(kw_only=True, eq=False)
 class _Stage:
     """One task, ready to run: its scene, its data and the kernel's view of them."""
@@ -171,6 +181,19 @@ class MujocoWorld:
             raise self._sim_error("the physics became invalid")
         if not self._is_robosuite_timing:
             self._site_groups = stage.scene.site_groups(stage.data)
+
+    def settle(self, action: Float64[np.ndarray, " action_dim"], num_control_steps: int) -> None:
+        """Let things come to rest before the episode begins: control steps that count neither as time nor as success.
+
+        Raises:
+            SimError: The physics became invalid.
+            ValueError: The action has the wrong shape or is not finite, or the episode has begun.
+        """
+        if self._num_steps:
+            raise ValueError(f"the episode of {self.start.key} has begun; settle directly after reset")
+        for settling in self._checked(np.tile(action, (num_control_steps, 1))):
+            self._run_control_step(self._stage_now(), settling)
+        self._num_steps = 0
 
     def observe(self) -> Observation:
         """Render the cameras of the spec and read the proprioceptive state."""

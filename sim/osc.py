@@ -30,6 +30,7 @@ from numba import cfunc, njit, types
 
 from sim.model import SimModel
 from sim.model_view import LIBRARY, ModelView
+from sim.small_matrices import product, solve
 
 Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
 Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
@@ -290,7 +291,7 @@ def _set_arm_torques(
     jacobian = _site_jacobian(model, measured, velocity)
     acceleration = _pose_acceleration(model, measured, memory, goal_position, velocity)
     inertia, transposed = _arm_inertia(model, measured), jacobian.T.copy()
-    mobility = _product(jacobian, _solve(inertia, transposed))
+    mobility = product(jacobian, solve(inertia, transposed))
     posture = np.empty((n, 1))
     for i in range(n):
         error = model.nullspace_posture[i] - measured.qpos[model.arm_qpos[i]]
@@ -300,28 +301,15 @@ def _set_arm_torques(
     for i in range(3):
         for j in range(3):
             decoupled[i, 3 + j] = decoupled[3 + i, j] = 0.0
-    wrench = _solve(decoupled, acceleration)
-    posture_wrench = _solve(mobility, _product(jacobian, posture))
+    wrench = solve(decoupled, acceleration)
+    posture_wrench = solve(mobility, product(jacobian, posture))
     for i in range(6):
         wrench[i, 0] -= posture_wrench[i, 0]
 
-    task_torque, posture_torque = _product(transposed, wrench), _product(inertia, posture)
+    task_torque, posture_torque = product(transposed, wrench), product(inertia, posture)
     for i in range(n):
         torque = task_torque[i, 0] + posture_torque[i, 0] + data.bias[model.arm_dofs[i]]
         data.ctrl[model.arm_actuators[i]] = min(max(torque, model.torque_min[i]), model.torque_max[i])
-
-
-@_compiled
-@no_type_check
-def _product(left: Matrix, right: Matrix) -> Matrix:
-    """Product of small matrices; a BLAS call would cost more than the arithmetic."""
-    rows, inner, columns = left.shape[0], left.shape[1], right.shape[1]
-    product = np.zeros((rows, columns))
-    for i in range(rows):
-        for k in range(inner):
-            for j in range(columns):
-                product[i, j] += left[i, k] * right[k, j]
-    return product
 
 
 @_compiled
@@ -375,38 +363,3 @@ def _arm_inertia(model: KernelModel, data: KernelData) -> Matrix:
             dof = model.dof_parent[dof]
             entry += 1
     return inertia
-
-
-@_compiled
-@no_type_check
-def _solve(matrix: Matrix, right: Matrix) -> Matrix:
-    """Solve a small symmetric positive definite system by Cholesky; C-contiguous (n, n), (n, m) -> (n, m).
-
-    At an exactly singular posture, coordinates without a pivot get no force (robosuite: pseudo-inverse).
-    """
-    n, columns = right.shape
-    lower = np.empty((n, n))
-    inverse_pivot = np.empty(n)
-    for i in range(n):
-        for j in range(i + 1):
-            value = matrix[i, j]
-            for k in range(j):
-                value -= lower[i, k] * lower[j, k]
-            if i > j:
-                lower[i, j] = value * inverse_pivot[j]
-            else:
-                inverse_pivot[i] = 1.0 / np.sqrt(value) if value > 1e-15 * matrix[i, i] else 0.0
-    solution = right.copy()
-    for i in range(n):
-        for k in range(i):
-            for column in range(columns):
-                solution[i, column] -= lower[i, k] * solution[k, column]
-        for column in range(columns):
-            solution[i, column] *= inverse_pivot[i]
-    for i in range(n - 1, -1, -1):
-        for k in range(i + 1, n):
-            for column in range(columns):
-                solution[i, column] -= lower[k, i] * solution[k, column]
-        for column in range(columns):
-            solution[i, column] *= inverse_pivot[i]
-    return solution

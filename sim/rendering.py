@@ -14,13 +14,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import mujoco
 import numpy as np
 from jaxtyping import UInt8
 
-from sim.model import RenderOptions, SimModel
+from sim.model import RenderOptions
 
 Backend = Literal["egl", "osmesa"]
 
@@ -121,6 +121,19 @@ def _free_at_exit() -> None:
     atexit.register(free_renderers)
 
 
+@runtime_checkable
+class Drawable(Protocol):
+    """What there is to draw, and how."""
+
+    @property
+    def mj_model(self) -> mujoco.MjModel:
+        """Compiled model whose meshes and textures are loaded."""
+
+    @property
+    def render(self) -> RenderOptions:
+        """Drawing options."""
+
+
 class Renderer:
     """Draws the worlds of one model in one thread.
 
@@ -130,7 +143,7 @@ class Renderer:
     """
 
     def __init__(self, mj_model: mujoco.MjModel, options: RenderOptions) -> None:
-        self._mj_model = mj_model
+        self._mj_model = mj_model  # kept alive: its address names this renderer
         self._gl = _make_gl_context(8, 8)  # its own buffer is not used: MuJoCo draws into one of its own
         self._gl.make_current()
         self._context = mujoco.MjrContext(mj_model, mujoco.mjtFontScale.mjFONTSCALE_100)
@@ -157,7 +170,8 @@ class Renderer:
         """Draw a camera's image into `out`, bottom row first.
 
         Args:
-            data: Up-to-date data (poses belong to `qpos`); not changed.
+            data: Up-to-date data (poses belong to `qpos`), of this model or of one with the same meshes and textures
+                (colours and sizes are those of the data's own model); not changed.
             camera_id: Id of a camera of the model.
             out: C-contiguous.
             site_groups: Site groups to draw besides those of the options.
@@ -170,7 +184,7 @@ class Renderer:
         self._camera.fixedcamid = camera_id
         self._options.sitegroup[:] = [group in self._site_groups or group in site_groups for group in range(6)]
         mujoco.mjv_updateScene(
-            self._mj_model, data, self._options, self._perturb, self._camera, mujoco.mjtCatBit.mjCAT_ALL, self._scene
+            data.model, data, self._options, self._perturb, self._camera, mujoco.mjtCatBit.mjCAT_ALL, self._scene
         )
         viewport = mujoco.MjrRect(0, 0, width, height)
         mujoco.mjr_render(viewport, self._scene, self._context)
@@ -194,7 +208,7 @@ _renderers = _ThreadRenderers()
 
 
 def render(
-    model: SimModel,
+    model: Drawable,
     data: mujoco.MjData,
     camera_id: int,
     out: UInt8[np.ndarray, "height width 3"],

@@ -104,6 +104,10 @@ class Suite(Protocol):
     def tasks(self) -> Sequence[str]:
         """Full names ("<suite>/<task>") of the selected tasks."""
 
+    @property
+    def horizon(self) -> int:
+        """Time limit of an episode in control steps; the longest one, if tasks differ."""
+
     def start(self, task: str, split: Split, index: int) -> Start:
         """The start with this name; the same arguments always give the same start."""
 

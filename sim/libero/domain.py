@@ -45,7 +45,7 @@ class LiberoDomain:
         with _numpy_seed(0):
             self.env = self._build()
             # As after a reset: sites that mark things for people are invisible.
-            self.env.visualize(vis_settings={name: False for name in self.env._visualizations})
+            self.env.visualize(vis_settings=dict.fromkeys(self.env._visualizations, False))
             self.env._post_process()
 
     @property

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import mujoco
 import numpy as np
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -26,8 +26,10 @@ _ON_SITE_DEPTH = 0.005
 _IN_SITE_DEPTH = 0.01
 
 
-class _Predicate(BaseModel, frozen=True, extra="forbid"):
+class _Predicate(BaseModel):
     """Part of a goal; ids belong to one compiled model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class JointPredicate(_Predicate):
@@ -63,7 +65,7 @@ class InSitePredicate(_Predicate):
 
 
 class OnSitePredicate(_Predicate):
-    """`On(object, region)`: the object's origin is above the region, and it touches the region's owner if it has one."""
+    """`On(object, region)`: the object's origin is above the region, and it touches the region's owner if any."""
 
     kind: Literal["on_site"] = "on_site"
     body: int
@@ -151,9 +153,7 @@ def _compile(env: Any, atom: list[str]) -> Predicate:
             owner = env.get_object(subject if site is None else site.parent_name)
             method = {"open": "is_open", "close": "is_close", "turnon": "turn_on", "turnoff": "turn_off"}[verb]
             joints = owner.joints if site is None else site.joints
-            return _joint_predicate(
-                env, joints, getattr(owner, method), owner, needs_all=verb in ("close", "turnoff")
-            )
+            return _joint_predicate(env, joints, getattr(owner, method), owner, needs_all=verb in ("close", "turnoff"))
     raise ValueError(f"LIBERO goal {atom} is not supported; known: in, on, open, close, turnon, turnoff")
 
 
@@ -191,4 +191,3 @@ def _geoms(env: Any, model: Any) -> tuple[int, ...]:
 def holds(goal: tuple[Predicate, ...], data: mujoco.MjData) -> bool:
     """Whether every part of the goal holds."""
     return all(predicate.holds(data) for predicate in goal)
-

@@ -30,12 +30,12 @@ _FIRST_LAMP_GROUP = 3
 """LIBERO draws site groups 0 to 2; a lamp's site gets a group of its own, which is drawn while it shines."""
 
 
-class _Lamp(BaseModel, frozen=True):
+class _Lamp(BaseModel):
     group: int
     is_on: JointPredicate
 
 
-class SceneRecord(BaseModel, frozen=True):
+class SceneRecord(BaseModel):
     """What a scene needs besides its model; one JSON file per task.
 
     Attributes:
@@ -137,7 +137,9 @@ def _shared_model(task: LiberoTask, record: SceneRecord, mesh_quality: MeshQuali
     with _models_lock:
         model = _models.get((record.model, mesh_quality))
         if model is None:
-            file = cached_file("libero/models", f"{record.model}.mjb", lambda path: _save_model(LiberoDomain(task), path))
+            file = cached_file(
+                "libero/models", f"{record.model}.mjb", lambda path: _save_model(LiberoDomain(task), path)
+            )
             model = SimModel.build(
                 mujoco.MjModel.from_binary_path(str(file)),
                 control_rate_hz=CONTROL_RATE_HZ,

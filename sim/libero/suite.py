@@ -34,7 +34,7 @@ class LiberoConfig(ConfigModel):
     image_size: int = Field(default=256, ge=16, le=1024)
     """Height and width of the images in pixels."""
     mesh_quality: MeshQuality = "full"
-    """"full" draws LIBERO's own meshes; "lite" draws simplified ones, several times faster on a CPU, not pixel-exact."""
+    """"full" draws LIBERO's own meshes; "lite" simplified ones, several times faster on a CPU but not pixel-exact."""
     starts: Literal["generated", "published"] = "generated"
     """Training and validation starts: drawn from the task's placement sampler, or the 50 published initial states that
     the test uses (as papers do; then training has seen the test starts)."""
@@ -79,7 +79,12 @@ class LiberoSuite:
             control_rate_hz=CONTROL_RATE_HZ,
         )
 
-    def horizon(self, task: str) -> int:
+    @property
+    def horizon(self) -> int:
+        """Time limit in control steps of the task with the longest."""
+        return max(map(self.horizon_of, self.tasks))
+
+    def horizon_of(self, task: str) -> int:
         """Time limit of a task in control steps."""
         if self.config.horizon is not None:
             return self.config.horizon
@@ -116,7 +121,7 @@ class LiberoSuite:
 
     def make_world(self) -> MujocoWorld:
         """A world for any of the selected tasks."""
-        return MujocoWorld(self.scene, self.spec, self.horizon, robosuite_timing=True)
+        return MujocoWorld(self.scene, self.spec, self.horizon_of, robosuite_timing=True)
 
     def make_expert(self, task: str, rng: np.random.Generator) -> LiberoExpert:
         """A demonstrator of one task with a style of its own.

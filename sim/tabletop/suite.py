@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float64
 from pydantic import Field, field_validator
 
-from sim.mujoco_world import MujocoWorld
+from sim.mujoco_world import ACTION_NAMES, PROPRIO_NAMES, MujocoWorld
 from sim.tabletop.expert import ScriptedExpert
 from sim.tabletop.instructions import instruction
 from sim.tabletop.placement import HOVER, RANGES, ArmPoser, place_objects
@@ -21,14 +21,6 @@ from sim.tabletop.task_scene import TabletopScene
 from sim.tabletop.tasks import FAMILIES, TASKS, Difficulty, Task
 from vla_rl.config import ConfigModel
 from vla_rl.types import EnvSpec, Split, Start
-
-PROPRIO_NAMES = (
-    *(f"eef_pos_{axis}" for axis in "xyz"),
-    *(f"eef_axis_angle_{axis}" for axis in "xyz"),
-    "finger_1",
-    "finger_2",
-)
-ACTION_NAMES = ("dx", "dy", "dz", "drx", "dry", "drz", "gripper")
 
 
 class TabletopConfig(ConfigModel):
@@ -109,6 +101,11 @@ class TabletopSuite:
             action_names=ACTION_NAMES,
             control_rate_hz=CONTROL_RATE_HZ,
         )
+
+    @property
+    def horizon(self) -> int:
+        """Time limit in control steps."""
+        return self.config.horizon
 
     def scene(self, task: str) -> TabletopScene:
         """The scene of a selected task, by full name.

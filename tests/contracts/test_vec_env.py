@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from toy_suite import ToySuite
 
+from sim.adapters import GymnasiumConfig, GymnasiumSuite
 from sim.tabletop.suite import TabletopConfig, TabletopSuite
 from sim.vec_env import ThreadVecEnv, VecEnv
 from sim.world import Suite
@@ -37,6 +38,11 @@ def make_env(request: pytest.FixtureRequest) -> Iterator[MakeEnv]:
         env.close()
 
 
+def make_dot_suite() -> Suite:
+    choices = {"tasks": ("dot_env:Dot-v0",), "instructions": {"dot_env:Dot-v0": "go up"}, "proprio_keys": ("position",)}
+    return GymnasiumSuite(GymnasiumConfig(**choices))
+
+
 def start_of(task: str, index: int = 0) -> Start:
     return ToySuite().start(task, "train", index)
 
@@ -62,7 +68,7 @@ def rollout(env: VecEnv, starts: list[Start], chunks: np.ndarray) -> dict[str, l
     return history
 
 
-@pytest.mark.parametrize("make_suite", [ToySuite, lambda: TabletopSuite(TabletopConfig(image_size=32))])
+@pytest.mark.parametrize("make_suite", [ToySuite, lambda: TabletopSuite(TabletopConfig(image_size=32)), make_dot_suite])
 def test_episodes_equal_those_of_a_single_world(make_env: MakeEnv, make_suite: Callable[[], Suite]) -> None:
     suite = make_suite()
     tasks = [task for task in suite.tasks if task not in ("toy/crash", "toy/now")]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from toy_suite import ToySuite
 
+from sim.adapters import GymnasiumConfig, GymnasiumSuite, RobosuiteConfig, RobosuiteSuite
 from sim.mujoco_world import MujocoWorld
 from sim.tabletop.suite import TabletopConfig, TabletopSuite
 from sim.world import Suite
@@ -17,6 +18,25 @@ from vla_rl.types import SimError, WorldState
 SUITES: dict[str, Callable[[], Suite]] = {
     "toy": ToySuite,
     "tabletop": lambda: TabletopSuite(TabletopConfig(cameras=("agentview", "robot0_eye_in_hand"), image_size=32)),
+    "robosuite in the kernel": lambda: RobosuiteSuite(RobosuiteConfig(tasks=("Lift", "Door"), image_size=32)),
+    "robosuite": lambda: RobosuiteSuite(RobosuiteConfig(tasks=("Door",), kernel=False, image_size=32)),
+    "gymnasium": lambda: GymnasiumSuite(
+        GymnasiumConfig(
+            tasks=("dot_env:Dot-v0",),
+            instructions={"dot_env:Dot-v0": "go up"},
+            cameras=("image", "render"),
+            proprio_keys=("position",),
+            image_size=32,
+        )
+    ),
+    "gymnasium with MuJoCo": lambda: GymnasiumSuite(
+        GymnasiumConfig(
+            tasks=("Reacher-v5",),
+            instructions={"Reacher-v5": "reach the target"},
+            success="terminated_with_reward",
+            kwargs={"width": 64, "height": 64},
+        )
+    ),
 }
 UP = np.array([[0.0, 0.0, 1.0, 0.0, 0.0, 0.0, -1.0]])
 
@@ -129,9 +149,9 @@ def test_recorded_frames_are_the_first_camera_after_each_control_step(suite: Sui
 def test_actions_are_clipped(suite: Suite) -> None:
     start = suite.start(any_task(suite), "train", 0)
     chunk = random_chunk(suite, 8)
-    chunk[:, 0], chunk[:, 4] = 1.0, -1.0
+    chunk[:, 0], chunk[:, -1] = 1.0, -1.0
     beyond = chunk.copy()
-    beyond[:, 0], beyond[:, 4] = 7.0, -3.0
+    beyond[:, 0], beyond[:, -1] = 7.0, -3.0
     world = suite.make_world()
     world.reset(start)
     world.step(chunk)
@@ -142,17 +162,17 @@ def test_actions_are_clipped(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize(
-    ("chunk", "message"),
+    ("make_chunk", "message"),
     [
-        (np.zeros((0, 7)), r"\(steps >= 1, 7\); got \(0, 7\)"),
-        (np.zeros((2, 6)), r"got \(2, 6\)"),
-        (np.full((2, 7), np.nan), "not finite"),
+        (lambda dim: np.zeros((0, dim)), r"a chunk has shape \(steps >= 1, {dim}\); got \(0, {dim}\)"),
+        (lambda dim: np.zeros((2, dim + 1)), r"a chunk has shape \(steps >= 1, {dim}\); got \(2, \d\)"),
+        (lambda dim: np.full((2, dim), np.nan), "not finite"),
     ],
 )
-def test_bad_chunks_are_refused(suite: Suite, chunk: np.ndarray, message: str) -> None:
-    world = suite.make_world()
+def test_bad_chunks_are_refused(suite: Suite, make_chunk: Callable[[int], np.ndarray], message: str) -> None:
+    world, chunk = suite.make_world(), make_chunk(suite.spec.action_dim)
     world.reset(suite.start(any_task(suite), "train", 0))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message.format(dim=suite.spec.action_dim)):
         world.step(chunk)
     assert world.num_steps == 0
 

@@ -118,7 +118,7 @@ def test_the_pictures_are_liberos() -> None:
     pair = make_pair("libero_spatial/5", 0, image_size=128)
     draw = pair.env.sim.render
     assert_same_observation(pair, pair.env.env._get_observations(), max_different=0.0)
-    for step, action in enumerate(random_actions(seed=0, num_steps=30), start=1):
+    for step, action in enumerate(random_actions(seed=0, num_steps=90), start=1):
         shows = step % 10 == 0
         # The frames between are not looked at.
         pair.env.sim.render = draw if shows else lambda width, height, **_: np.zeros((height, width, 3), np.uint8)

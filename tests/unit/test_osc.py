@@ -13,6 +13,7 @@ from sim import model as sim_model
 from sim import osc
 from sim.model import OscConfig, RobotNames, SimModel, substeps_per_control_step
 from sim.model_view import ModelView
+from sim.small_matrices import solve
 
 HOLD = np.zeros(7)
 
@@ -30,7 +31,13 @@ class Rig(NamedTuple):
         sample = np.zeros((2, self.model.mj_model.nq))
         for _ in range(num_control_steps):
             assert osc.run_control_step(
-                self.kernel_model, self.kernel_data, self.kernel_data, self.memory, np.array(action, dtype=float), False, sample
+                self.kernel_model,
+                self.kernel_data,
+                self.kernel_data,
+                self.memory,
+                np.array(action, dtype=float),
+                False,
+                sample,
             )
 
     @property
@@ -194,9 +201,7 @@ def test_a_control_step_is_controller_and_physics_in_turn(rig: Rig, is_robosuite
 def test_invalid_physics_is_reported(rig: Rig) -> None:
     rig.data.qvel[rig.model.arm_dofs[0]] = 1e12
     sample = np.zeros((2, rig.model.mj_model.nq))
-    assert not osc.run_control_step(
-        rig.kernel_model, rig.kernel_data, rig.kernel_data, rig.memory, HOLD, False, sample
-    )
+    assert not osc.run_control_step(rig.kernel_model, rig.kernel_data, rig.kernel_data, rig.memory, HOLD, False, sample)
 
 
 def test_the_first_physics_step_is_controlled_from_what_was_measured_before(rig: Rig) -> None:
@@ -222,12 +227,12 @@ def test_solve_agrees_with_numpy() -> None:
     rng = np.random.default_rng(1)
     root, right = rng.normal(size=(7, 7)), rng.normal(size=(7, 6))
     matrix = root @ root.T + np.eye(7)
-    np.testing.assert_allclose(osc._solve(matrix, right), np.linalg.solve(matrix, right), rtol=1e-10)
+    np.testing.assert_allclose(solve(matrix, right), np.linalg.solve(matrix, right), rtol=1e-10)
 
 
 def test_solve_gives_no_force_where_there_is_no_mobility() -> None:
     matrix = np.array([[2.0, 0.0], [0.0, 0.0]])
-    np.testing.assert_allclose(osc._solve(matrix, np.array([[4.0], [3.0]])), [[2.0], [0.0]], atol=1e-12)
+    np.testing.assert_allclose(solve(matrix, np.array([[4.0], [3.0]])), [[2.0], [0.0]], atol=1e-12)
 
 
 @pytest.mark.parametrize(("timestep", "expected"), [(0.002, 25), (0.005, 10), (0.05, 1)])
