@@ -3,6 +3,7 @@
 PYTHON ?= python3.11
 BIN := .venv/bin
 STAMP := .venv/.vla-rl-installed
+EXTRAS_STAMP := .venv/.vla-rl-extras-installed
 
 .PHONY: setup quickstart test lint bench
 
@@ -15,7 +16,12 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 quickstart: setup
 	@$(BIN)/vla-rl quickstart $(ARGS)
 
-test: setup
+# The tests run against the real LIBERO and Gymnasium; its files are about 340 MB.
+$(EXTRAS_STAMP): $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,libero,gymnasium]'
+	@touch $@
+
+test: $(EXTRAS_STAMP)
 	@$(BIN)/python -m pytest $(ARGS)
 
 lint: setup
