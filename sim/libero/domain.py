@@ -25,7 +25,7 @@ ARENA_MB = 32
 If it were too small, MuJoCo would report a full buffer, and the world raises a `SimError`.
 """
 
-_FLAT_TEXTURE = 'builtin="flat" width="2" height="2"'
+_FLAT_TEXTURE = r'<texture name="\1" type="2d" builtin="flat" width="1" height="1"/>'
 _MAX_ATTEMPTS = 1000
 _numpy_lock = threading.Lock()
 
@@ -95,6 +95,8 @@ class LiberoDomain:
         for _ in range(_MAX_ATTEMPTS):
             before_attempt()
             self.env.sim.reset()
+            # Things on furniture are placed relative to its sites where the compiled model has them.
+            self.env.sim.model.body_pos[:], self.env.sim.model.body_quat[:] = self._compiled_poses
             try:
                 self.env._reset_internal()
             except RandomizationError:
@@ -136,10 +138,13 @@ class LiberoDomain:
         self.xml, num_sizes = re.subn(r"<size [^>]*/>", f'<size memory="{ARENA_MB}M"/>', env.model.get_xml())
         if num_sizes != 1:
             raise ValueError(f"{self.task.full_name}: the model has {num_sizes} <size> elements, one was expected")
-        xml = self.xml if self._has_textures else re.sub(r'file="[^"]+\.(png|jpg)"', _FLAT_TEXTURE, self.xml)
+        xml = self.xml
+        if not self._has_textures:
+            xml = re.sub(r'<texture (?=[^>]*file=)[^>]*name="([^"]+)"[^>]*/>', _FLAT_TEXTURE, xml)
         env.sim = MjSim.from_xml_string(xml)
         env.sim.forward()
         env.initialize_time(env.control_freq)
+        self._compiled_poses = env.sim.model.body_pos.copy(), env.sim.model.body_quat.copy()
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from sim.cache import cached_file, digest
 from sim.libero.domain import LiberoDomain
+from sim.libero.lite_meshes import LITE_VERSION, simplify_visuals
 from sim.libero.package import LiberoTask, package_version
 from sim.libero.predicates import JointPredicate, Predicate, compile_goal, holds, lamp_predicates
 from sim.model import PINNED_MUJOCO, ROBOSUITE_SOLVER_TOLERANCE, OscConfig, SimModel
@@ -128,6 +129,19 @@ def _save_model(domain: LiberoDomain, path: Path) -> None:
     mujoco.mj_saveModel(mj_model, str(path))
 
 
+def _load_model(task: LiberoTask, record: SceneRecord, mesh_quality: MeshQuality) -> mujoco.MjModel:
+    if mesh_quality == "full":
+        file = cached_file("libero/models", f"{record.model}.mjb", lambda path: _save_model(LiberoDomain(task), path))
+    else:
+        name = f"{digest(record.model, LITE_VERSION)}.mjb"
+        file = cached_file("libero/models", name, lambda path: _save_lite_model(task, record, path))
+    return mujoco.MjModel.from_binary_path(str(file))
+
+
+def _save_lite_model(task: LiberoTask, record: SceneRecord, path: Path) -> None:
+    mujoco.mj_saveModel(simplify_visuals(_load_model(task, record, "full")), str(path))
+
+
 _models: WeakValueDictionary[tuple[str, MeshQuality], SimModel] = WeakValueDictionary()
 _models_lock = threading.Lock()
 
@@ -137,11 +151,8 @@ def _shared_model(task: LiberoTask, record: SceneRecord, mesh_quality: MeshQuali
     with _models_lock:
         model = _models.get((record.model, mesh_quality))
         if model is None:
-            file = cached_file(
-                "libero/models", f"{record.model}.mjb", lambda path: _save_model(LiberoDomain(task), path)
-            )
             model = SimModel.build(
-                mujoco.MjModel.from_binary_path(str(file)),
+                _load_model(task, record, mesh_quality),
                 control_rate_hz=CONTROL_RATE_HZ,
                 osc=OscConfig(nullspace_posture=record.nullspace_posture),
                 fixtures=record.fixtures,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DUMMY_ACTION = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 """What LIBERO's evaluations send while objects fall into place: stay, open the gripper."""
 
-_FORMAT = "1"
+_FORMAT = "2"
 """Counts changes of what is cached."""
 _FALL_STEPS = 20
 """Control steps in which drawn objects come to rest before they are looked at."""

@@ -10,6 +10,7 @@ import pytest
 from toy_suite import ToySuite
 
 from sim.adapters import GymnasiumConfig, GymnasiumSuite, RobosuiteConfig, RobosuiteSuite
+from sim.libero.suite import LiberoConfig, LiberoSuite
 from sim.mujoco_world import MujocoWorld
 from sim.tabletop.suite import TabletopConfig, TabletopSuite
 from sim.world import Suite
@@ -37,12 +38,22 @@ SUITES: dict[str, Callable[[], Suite]] = {
             kwargs={"width": 64, "height": 64},
         )
     ),
+    "libero": lambda: LiberoSuite(
+        LiberoConfig(
+            tasks=("libero_goal/7",), cameras=("agentview", "robot0_eye_in_hand"), image_size=32, mesh_quality="lite"
+        )
+    ),
 }
 UP = np.array([[0.0, 0.0, 1.0, 0.0, 0.0, 0.0, -1.0]])
 
 
-@pytest.fixture(scope="module", params=SUITES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.libero] if name == "libero" else []) for name in SUITES],
+)
 def suite(request: pytest.FixtureRequest) -> Suite:
+    if request.param == "libero":
+        pytest.importorskip("libero")
     return SUITES[request.param]()
 
 

@@ -55,7 +55,7 @@ def test_a_family_stands_for_its_tasks() -> None:
     [
         (
             "tabeltop",
-            r"^unknown suite 'tabeltop'\. Did you mean 'tabletop'\? Suites: libero_spatial, \.\.\., robosuite, tabletop$",
+            r"^unknown suite 'tabeltop'\. Did you mean 'tabletop'\? Suites: libero_spatial, .*, robosuite, tabletop$",
         ),
         ("tabletop,tabletpo/stack", r"^unknown suite 'tabletpo'\. Did you mean 'tabletop'\?"),
         ("kitchen", r"^unknown suite 'kitchen'\. Suites: libero_spatial, \.\.\., robosuite, tabletop$"),
