@@ -70,6 +70,9 @@ def test_markdown_has_a_row_per_task_and_names_crashes() -> None:
     assert "greedy actions" in text
     assert "1 episodes crashed and count as failures" in text
     assert "mujoco 3.3.2" in text
+    assert "Conditions" not in text
+    conditioned = make_report(conditions={"starts": "published", "horizon": None}).to_markdown()
+    assert 'Conditions: horizon null, starts "published".' in conditioned
     sampled = make_report(mode="sample", temperature=1.6, outcomes=make_report().outcomes[:2]).to_markdown()
     assert "sampled actions at temperature 1.6" in sampled
     assert "crashed" not in sampled

@@ -177,6 +177,9 @@ class EvaluationReport:
         lines += [_markdown_row(result) for result in (*self.tasks, self.overall)]
         if self.overall.num_crashed:
             lines += ["", f"{self.overall.num_crashed} episodes crashed and count as failures."]
+        if self.conditions:
+            listed = (f"{name} {json.dumps(value)}" for name, value in sorted(self.conditions.items()))
+            lines += ["", f"Conditions: {', '.join(listed)}."]
         lines += ["", markdown_versions(self.versions)]
         return "\n".join(lines) + "\n"
 
