@@ -1,6 +1,6 @@
 """`mesh_quality: lite`: a copy of a compiled model that draws fewer triangles and smaller textures, with equal physics.
 
-Software rendering takes time per triangle, and LIBERO's models have 230,000 to 370,000 of them, most smaller than a
+Software rendering takes time per triangle, and LIBERO's models have 240,000 to 400,000 of them, most smaller than a
 pixel. Visual meshes are simplified by edge collapses with quadric errors (Garland and Heckbert 1997, "Surface
 simplification using quadric error metrics"), done by the library fast-simplification. It knows positions only, so:
 
@@ -39,7 +39,7 @@ LITE_VERSION = f"1 {TOLERANCE_M} {MAX_FACES} {MAX_TEXTURE} {MIN_FACES}"
 """Part of the name of a cached lite model; the number counts changes of the method."""
 
 # fast-simplification raises its limit on the squared error to 1e-9 * 102**aggressiveness over 100 rounds. This one ends
-# at 1, the squared tolerance for points in units of the tolerance; the other goes on until the wanted count is reached.
+# at 1, the squared tolerance for points in units of it; the library's own default goes on until the count is reached.
 _TO_TOLERANCE = 9.0 / math.log10(102.0)
 _TO_COUNT = 7.0
 
@@ -161,12 +161,13 @@ def _merge_points(
     Edges are collapsed up to the tolerance, or beyond it if that leaves too many faces. The optimal place of a merged
     vertex can lie far away where the faces around it are almost parallel, so the nearest original point takes it.
     """
-    scaled = (points - points.mean(axis=0)) / tolerance_m
-    fin_points, fins = _border_fins(scaled, faces)
-    all_points, all_faces = np.concatenate([scaled, fin_points]), np.concatenate([faces, fins])
-    for num_wanted, aggressiveness in ((MIN_FACES, _TO_TOLERANCE), (max_faces, _TO_COUNT)):
+    centred = points - points.mean(axis=0)
+    fin_points, fins = _border_fins(centred, faces)
+    all_points, all_faces = np.concatenate([centred, fin_points]), np.concatenate([faces, fins])
+    to_tolerance, to_count = (tolerance_m, MIN_FACES, _TO_TOLERANCE), (np.ptp(points), max_faces, _TO_COUNT)
+    for unit_m, num_wanted, aggressiveness in (to_tolerance, to_count):
         _, remaining, collapses = library.simplify(
-            all_points,
+            all_points / unit_m,
             all_faces,
             target_count=min(num_wanted, len(all_faces)),
             agg=aggressiveness,
@@ -174,9 +175,9 @@ def _merge_points(
         )
         if len(remaining) <= max_faces:
             break
-    optimum, _, cluster = library.replay_simplification(all_points, all_faces, collapses)
+    optimum, _, cluster = library.replay_simplification(all_points / unit_m, all_faces, collapses)
     cluster = cluster[: len(points)]
-    distance = np.linalg.norm(scaled - optimum[cluster], axis=1)
+    distance = np.linalg.norm(centred / unit_m - optimum[cluster], axis=1)
     by_distance = np.lexsort((distance, cluster))
     clusters, first = np.unique(cluster[by_distance], return_index=True)
     target: Int64[np.ndarray, " points"] = by_distance[first][np.searchsorted(clusters, cluster)]

@@ -18,13 +18,14 @@ from sim.libero.domain import LiberoDomain
 from sim.libero.lite_meshes import LITE_VERSION, simplify_visuals
 from sim.libero.package import LiberoTask, package_version
 from sim.libero.predicates import JointPredicate, Predicate, compile_goal, holds, lamp_predicates
-from sim.model import PINNED_MUJOCO, ROBOSUITE_SOLVER_TOLERANCE, OscConfig, SimModel
+from sim.model import PINNED_MUJOCO, ROBOSUITE_SOLVER_TOLERANCE, OscConfig, RenderOptions, SimModel
 from sim.world import TaskScene
 from vla_rl.types import Start
 
 MeshQuality = Literal["full", "lite"]
 
 CONTROL_RATE_HZ = 20.0
+LIBERO_SAMPLES = 4
 _FORMAT = "1"
 """Counts changes of what is cached."""
 _FIRST_LAMP_GROUP = 3
@@ -60,14 +61,15 @@ class LiberoScene(TaskScene):
     Args:
         task: Which one.
         mesh_quality: "lite" draws simplified meshes; the physics is the same.
+        samples: Anti-aliasing samples per pixel.
     """
 
-    def __init__(self, task: LiberoTask, mesh_quality: MeshQuality = "full") -> None:
+    def __init__(self, task: LiberoTask, mesh_quality: MeshQuality = "full", samples: int = LIBERO_SAMPLES) -> None:
         self.task = task
         self.key = scene_key(task)
         record_file = cached_file("libero/scenes", f"{self.key}.json", lambda path: _make_record(task, path))
         self.record = SceneRecord.model_validate_json(record_file.read_text(encoding="utf-8"))
-        self.model = _shared_model(task, self.record, mesh_quality)
+        self.model = _shared_model(task, self.record, mesh_quality, samples)
 
     def place(self, data: mujoco.MjData, start: Start) -> None:
         """Write positions and velocities.
@@ -142,21 +144,22 @@ def _save_lite_model(task: LiberoTask, record: SceneRecord, path: Path) -> None:
     mujoco.mj_saveModel(simplify_visuals(_load_model(task, record, "full")), str(path))
 
 
-_models: WeakValueDictionary[tuple[str, MeshQuality], SimModel] = WeakValueDictionary()
+_models: WeakValueDictionary[tuple[str, MeshQuality, int], SimModel] = WeakValueDictionary()
 _models_lock = threading.Lock()
 
 
-def _shared_model(task: LiberoTask, record: SceneRecord, mesh_quality: MeshQuality) -> SimModel:
+def _shared_model(task: LiberoTask, record: SceneRecord, mesh_quality: MeshQuality, samples: int) -> SimModel:
     """The model from memory or from the cache; built anew only if the cached file is gone or damaged."""
     with _models_lock:
-        model = _models.get((record.model, mesh_quality))
+        model = _models.get((record.model, mesh_quality, samples))
         if model is None:
             model = SimModel.build(
                 _load_model(task, record, mesh_quality),
                 control_rate_hz=CONTROL_RATE_HZ,
                 osc=OscConfig(nullspace_posture=record.nullspace_posture),
+                render=RenderOptions(samples=samples),
                 fixtures=record.fixtures,
                 solver_tolerance=ROBOSUITE_SOLVER_TOLERANCE,
             )
-            _models[record.model, mesh_quality] = model
+            _models[record.model, mesh_quality, samples] = model
     return model

@@ -142,7 +142,7 @@ class TaskStarts:
         )
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=32)  # about 50 MB each
 def _domain(task: LiberoTask) -> LiberoDomain:
     return LiberoDomain(task, has_textures=False)
 
