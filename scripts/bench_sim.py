@@ -1,4 +1,4 @@
-"""How fast the worlds are: our physics loop against robosuite's, and the tabletop suite for 1 to N threads."""
+"""How fast the worlds are: our loop against robosuite's and the tabletop suite, or our LIBERO worlds against LIBERO."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
+from scripts.bench_libero import bench_libero, print_libero_report
 from scripts.progress import console
 from sim.rendering import ensure_gl_backend
 from sim.tabletop.suite import TabletopConfig, TabletopSuite
@@ -31,14 +32,48 @@ Row = dict[str, float]
 
 
 def main(
+    suite: Annotated[str, typer.Option(help='"tabletop", or one LIBERO task, e.g. "libero_spatial/0".')] = "tabletop",
+    against: Annotated[
+        str, typer.Option(help='The peer: "robosuite" for tabletop, "libero" for LIBERO.')
+    ] = "robosuite",
     seconds: Annotated[float, typer.Option(min=0.1, help="Duration of each measurement of the suite.")] = 3.0,
     max_threads: Annotated[int, typer.Option(min=1, help="Measure 1 to this many threads.")] = os.cpu_count() or 1,
     execution_horizon: Annotated[int, typer.Option(min=1, help="Control steps between images.")] = 8,
-    image_size: Annotated[int, typer.Option(min=16, help="Height and width of an image in pixels.")] = 64,
-    lift_steps: Annotated[int, typer.Option(min=20, help="Control steps of the comparison with robosuite.")] = 200,
+    image_size: Annotated[
+        int | None, typer.Option(min=16, help="Tabletop: height and width of an image in pixels.", show_default="64")
+    ] = None,
+    lift_steps: Annotated[
+        int | None, typer.Option(min=20, help="Control steps of robosuite's Lift.", show_default="200")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")] = None,
 ) -> None:
     """Measure control steps, decisions and images per second with random actions. Timings need a quiet machine."""
+    if json_file is not None and not json_file.parent.is_dir():
+        raise ValueError(f"--json: there is no folder '{json_file.parent}'; make it first")
+    match (suite.partition("/")[0].partition("_")[0], against):
+        case ("tabletop", "robosuite") if suite == "tabletop":
+            report = bench_tabletop(seconds, max_threads, execution_horizon, image_size or 64, lift_steps or 200)
+            print_report(report)
+        case ("libero", "libero"):
+            if image_size is not None or lift_steps is not None:
+                raise ValueError(
+                    "--image-size and --lift-steps belong to --suite tabletop; LIBERO is measured at 128 and 256"
+                )
+            report = bench_libero(suite, seconds, max_threads, execution_horizon)
+            print_libero_report(report)
+        case _:
+            raise ValueError(
+                f"nothing compares --suite {suite!r} with --against {against!r}; there are: --suite tabletop --against "
+                "robosuite (the default), and --suite <LIBERO suite>/<task> --against libero"
+            )
+    if json_file is not None:
+        json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def bench_tabletop(
+    seconds: float, max_threads: int, execution_horizon: int, image_size: int, lift_steps: int
+) -> dict[str, Any]:
+    """Our physics loop against robosuite's on its Lift task, and the tabletop suite for 1 to `max_threads` threads."""
     suite = TabletopSuite(TabletopConfig(image_size=image_size))
     report: dict[str, Any] = {
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "rendering": ensure_gl_backend()},
@@ -55,9 +90,7 @@ def main(
     for num_threads in range(1, max_threads + 1):
         report["tabletop_physics"].append(measure_physics(suite, num_threads, seconds))
         report["tabletop_rendered"].append(measure_rendered(suite, num_threads, seconds, execution_horizon))
-    print_report(report)
-    if json_file is not None:
-        json_file.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return report
 
 
 def compare_with_robosuite(num_steps: int, block: int = 10) -> Row:

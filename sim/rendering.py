@@ -30,6 +30,8 @@ MAX_RENDERERS_PER_THREAD = 12
 MAX_GEOMS = 1000
 """Geoms in a scene, as robosuite sets it."""
 
+_USERS_RASTER_THREADS = os.environ.get("LP_NUM_THREADS")
+
 _DEBIAN_PACKAGES: dict[Backend, str] = {"egl": "libegl1 libgl1-mesa-dri", "osmesa": "libosmesa6"}
 
 
@@ -67,8 +69,19 @@ def ensure_gl_backend() -> Backend:
             f"PyOpenGL is bound to {loaded!r} in this process, but {backend!r} is needed; set MUJOCO_GL={loaded}"
         )
     os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = backend
-    os.environ.setdefault("LP_NUM_THREADS", "0")  # Mesa draws in the calling thread: the worlds are the parallelism
+    use_raster_threads(0)
     return backend
+
+
+def use_raster_threads(num_threads: int) -> None:
+    """Threads in which Mesa's software renderer fills triangles, for the process; to be set before the first image.
+
+    With 0 a picture is drawn in the thread that asks for it, one picture at a time in the whole process. That is best
+    for scenes of a few primitives. Scenes of many triangles gain from threads: on two cores LIBERO's are drawn 1.5
+    times as fast with two. A value of `LP_NUM_THREADS` that the user has set is left alone.
+    """
+    if _USERS_RASTER_THREADS is None:
+        os.environ["LP_NUM_THREADS"] = str(num_threads)
 
 
 def _egl_devices() -> tuple[Literal["gpu", "cpu"], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -14,6 +15,7 @@ from sim.libero.package import LiberoTask, find_tasks
 from sim.libero.scene import CONTROL_RATE_HZ, LIBERO_SAMPLES, LiberoScene, MeshQuality
 from sim.libero.starts import TaskStarts
 from sim.mujoco_world import ACTION_NAMES, PROPRIO_NAMES, MujocoWorld
+from sim.rendering import use_raster_threads
 from vla_rl.config import ConfigModel
 from vla_rl.types import EnvSpec, Split, Start
 
@@ -60,6 +62,7 @@ class LiberoSuite:
         """
         self.config = config
         self._tasks = {task.full_name: task for task in find_tasks(config.tasks)}
+        use_raster_threads(os.cpu_count() or 1)
         self._scenes: dict[str, LiberoScene] = {}
         self._starts: dict[str, TaskStarts] = {}
         self._lock = threading.RLock()
