@@ -212,4 +212,4 @@ def test_all_130_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
             print(f"| {task.full_name} | {largest:.0e} | {own:.0e} | {num_disagreements} |", flush=True)
         shutil.rmtree(tmp_path / "libero")  # a model has 200 MB
     assert len(differences) == 130
-    assert np.mean([difference < 1e-5 for difference in differences.values()]) > 0.9
+    assert max(differences.values()) < 1e-5
