@@ -24,7 +24,7 @@ $(EXTRAS_STAMP): $(STAMP)
 test: $(EXTRAS_STAMP)
 	@$(BIN)/python -m pytest $(ARGS)
 
-lint: setup
+lint: $(EXTRAS_STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
