@@ -84,7 +84,7 @@ def simplify_visuals(
 
 def _load_library() -> ModuleType:
     try:
-        import fast_simplification  # type: ignore[import-untyped]
+        import fast_simplification
     except ModuleNotFoundError as error:
         raise ImportError(
             "mesh_quality: lite needs the package fast-simplification; run: pip install 'vla-rl[libero]', or choose "
