@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.libero, pytest.mark.slow]
 HEADLINES = ("physics_ratio", "decision_ratio", "decision_ratio_lite", "reset_ratio", "world_mb", "threads_ratio")
 
 
+@pytest.mark.long  # several minutes: most of it in building and drawing the environments of the peer
 @pytest.mark.timeout(1200)
 def test_the_report_is_complete(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
