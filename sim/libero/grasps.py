@@ -110,7 +110,7 @@ def find_grasp(
         cost += _COLLISION_COST * _num_collisions(positions, along, across, z, obstacles)
         beside = positions - points[:, :2].mean(axis=0)
         cost += 0.5 * np.hypot(*beside.T)
-        cost += 0.015 * (yaws / (math.pi / 2)) ** 2  # turning the hand takes time
+        cost += 0.008 * (yaws / (math.pi / 2)) ** 2  # turning the hand takes time
         cost -= taste.strength * (beside @ (math.cos(taste.direction), math.sin(taste.direction))) / 0.05
         cost += 0.5 * abs(depth - taste.depth)
         sites = np.column_stack([positions, np.full(len(positions), z)])
