@@ -16,9 +16,9 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 quickstart: setup
 	@$(BIN)/vla-rl quickstart $(ARGS)
 
-# The tests run against the real LIBERO and Gymnasium; its files are about 340 MB.
+# The tests run against the real LIBERO, Gymnasium and the OpenVLA extra; LIBERO's files are about 340 MB.
 $(EXTRAS_STAMP): $(STAMP)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,libero,gymnasium]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,libero,gymnasium,openvla]'
 	@touch $@
 
 test: $(EXTRAS_STAMP)

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 import typer
 
+from scripts.policies import make_policy
 from scripts.progress import console
 from scripts.run_config import ConfigArguments, PrintConfig, RunConfig, read_config
-from scripts.sft import make_policy
 from sim.suites import make_suite
 from sim.world import Suite
 from vla_rl.algos.batch import make_batch

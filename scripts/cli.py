@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from scripts import bench_sim, bench_train, collect_demos, compare, evaluate, quickstart, sft, train
+from scripts import bench_sim, bench_train, collect_demos, compare, doctor, evaluate, export, quickstart, sft, train
 from scripts.progress import console
 from scripts.run_config import field_table
 from vla_rl.types import SimError, TrainingError
@@ -17,13 +17,17 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-EVERYTHING = field_table("seed", "device", "suite", "policy", "demos", "sft", "rl", "rollout", "evaluation")
+EVERYTHING = field_table("seed", "device", "suite", "policy", "compute", "demos", "sft", "rl", "rollout", "evaluation")
 app.command("quickstart", epilog=EVERYTHING)(quickstart.main)
 app.command("demos", epilog=field_table("suite", "demos", "seed"))(collect_demos.main)
-app.command("sft", epilog=field_table("suite", "policy", "sft", "seed", "device"))(sft.main)
-app.command("train", epilog=field_table("suite", "rl", "rollout", "seed", "device"))(train.main)
-app.command("evaluate", epilog=field_table("suite", "evaluation", "rollout", "seed", "device"))(evaluate.main)
+app.command("sft", epilog=field_table("suite", "policy", "compute", "sft", "seed", "device"))(sft.main)
+app.command("train", epilog=field_table("suite", "policy", "compute", "rl", "rollout", "seed", "device"))(train.main)
+app.command("evaluate", epilog=field_table("suite", "policy", "compute", "evaluation", "rollout", "seed", "device"))(
+    evaluate.main
+)
 app.command("compare")(compare.main)
+app.command("export")(export.main)
+app.command("doctor", epilog=EVERYTHING)(doctor.main)
 app.command("bench-sim")(bench_sim.main)
 app.command("bench-train", epilog=EVERYTHING)(bench_train.main)
 

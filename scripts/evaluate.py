@@ -8,24 +8,20 @@ from typing import Annotated
 
 import typer
 
+from scripts.policies import read_policy
 from scripts.progress import console, progress_bar
 from scripts.run_config import ConfigArguments, PrintConfig, RunConfig, print_and_exit, read_config
 from sim.suites import make_suite, select_tasks
-from vla_rl.distributed import checked_device
 from vla_rl.evaluation.evaluate import evaluate_policy
 from vla_rl.evaluation.report import EvaluationReport
-from vla_rl.policies.loading import load_policy
 from vla_rl.rollout.engine import Outcome
 from vla_rl.run import flat_versions
-from vla_rl.train.checkpoint import resolve_checkpoint
 
 
 def evaluate(config: RunConfig, checkpoint: Path, folder: Path, title: str = "evaluation") -> EvaluationReport:
     """Evaluate a checkpoint; report and videos go to the folder."""
-    checked_device(config.device)
-    policy = load_policy(resolve_checkpoint(checkpoint), config.device)
     suite = make_suite(config.suite)
-    policy.check_spec(suite.spec)
+    policy = read_policy(config, checkpoint, suite)
     solved = 0
     shutil.rmtree(folder / "videos", ignore_errors=True)  # of an earlier evaluation into the same folder
     with progress_bar(title, config.evaluation.starts_per_task * len(suite.tasks)) as bar:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from scripts.policies import read_policy
 from scripts.run_config import RunConfig
 from sim.suites import make_suite
 from vla_rl.evaluation.evaluate import film
 from vla_rl.evaluation.quickstart_report import VIDEO_FOLDER
 from vla_rl.evaluation.report import EvaluationReport
 from vla_rl.evaluation.video import Clip, compose, contact_sheet, write_gif, write_mp4, write_png
-from vla_rl.policies.loading import load_policy
 from vla_rl.policy import Sampling
 from vla_rl.rollout.engine import make_collector, make_vec_env, requests_of
-from vla_rl.train.checkpoint import resolve_checkpoint
 from vla_rl.types import SimError, Start
 
 
@@ -45,9 +44,10 @@ def _interesting_index(task: str, before: EvaluationReport, after: EvaluationRep
 
 def _clips(config: RunConfig, checkpoint: Path, starts: list[Start], label: str) -> dict[str, Clip]:
     """By the key of the start."""
-    policy = load_policy(resolve_checkpoint(checkpoint), config.device)
+    suite = make_suite(config.suite)
+    policy = read_policy(config, checkpoint, suite)
     policy.eval()
-    env = make_vec_env(make_suite(config.suite), config.rollout)
+    env = make_vec_env(suite, config.rollout)
     try:
         collector = make_collector(env, policy, config.rollout, config.seed)
         sampling = Sampling(mode=config.evaluation.mode, temperature=config.evaluation.temperature)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, Self
 
 import typer
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from sim.suites import SuiteConfig
 from sim.tabletop.suite import TabletopConfig
@@ -14,6 +14,8 @@ from vla_rl.config import ConfigModel, load_config
 from vla_rl.config_text import config_to_yaml, describe_fields
 from vla_rl.data.collect import DemosConfig
 from vla_rl.evaluation.evaluate import EvaluationConfig
+from vla_rl.policies.compute import ComputeConfig
+from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.policies.tiny_vla import TinyVLAConfig
 from vla_rl.rollout.engine import RolloutConfig
 from vla_rl.train.rl import RLConfig
@@ -29,8 +31,10 @@ class RunConfig(ConfigModel):
     """Where the policy lives: "cpu", "cuda" or "cuda:0"."""
     suite: SuiteConfig = TabletopConfig()
     """Tasks, cameras, time limit."""
-    policy: TinyVLAConfig = TinyVLAConfig()
-    """Architecture of a new policy (cloning only; later stages read it from the checkpoint)."""
+    policy: Annotated[TinyVLAConfig | OpenVLAConfig, Field(discriminator="type")] = TinyVLAConfig()
+    """A new policy (for cloning; later stages read it from the checkpoint, if the checkpoint says it)."""
+    compute: ComputeConfig = ComputeConfig()
+    """Precision, memory and which weights are trained (OpenVLA)."""
     demos: DemosConfig = DemosConfig()
     """Recording of demonstrations."""
     sft: SFTConfig = SFTConfig()
@@ -41,6 +45,14 @@ class RunConfig(ConfigModel):
     """How episodes are run, in training and evaluation."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Evaluation of a checkpoint."""
+
+    @model_validator(mode="after")
+    def _compute_is_used(self) -> Self:
+        if isinstance(self.policy, TinyVLAConfig) and self.compute != ComputeConfig():
+            raise ValueError(
+                "compute.* is for OpenVLA policies, the tiny policy ignores it; leave it out or set policy.type=openvla"
+            )
+        return self
 
 
 ConfigArguments = Annotated[

@@ -5,24 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
+from scripts.policies import make_policy
 from scripts.progress import console, progress_bar
 from scripts.run_config import ConfigArguments, OutFolder, PrintConfig, Resume, RunConfig, read_config
 from sim.suites import make_suite
 from vla_rl.config_text import config_to_yaml
-from vla_rl.data.demos import Demonstration, norm_stats
 from vla_rl.data.libero_hdf5 import read_folder
-from vla_rl.distributed import checked_device
-from vla_rl.policies.tiny_vla import TinyVLA
-from vla_rl.policies.word_tokenizer import WordTokenizer
 from vla_rl.policy import Sampling
 from vla_rl.rollout.engine import make_collector, make_vec_env, requests_of, run_episodes
 from vla_rl.rollout.sources import evaluation_starts
-from vla_rl.run import open_run, seed_sequence
+from vla_rl.run import open_run
 from vla_rl.train.sft import SFTTrainer
-from vla_rl.types import EnvSpec
 
 
 def clone(config: RunConfig, demos_folder: Path, folder: Path, resume: bool = False) -> None:
@@ -49,15 +44,6 @@ def clone(config: RunConfig, demos_folder: Path, folder: Path, resume: bool = Fa
             trainer.train(lambda row: bar.update(trainer.num_updates, _status(row)))
     finally:
         env.close()
-
-
-def make_policy(config: RunConfig, spec: EnvSpec, demonstrations: list[Demonstration]) -> TinyVLA:
-    """A freshly initialised policy that knows the demonstrations' words and statistics."""
-    torch.manual_seed(int(seed_sequence(config.seed, "policy").generate_state(1)[0]))
-    is_raw = [name == "gripper" for name in spec.action_names]
-    stats = norm_stats(demonstrations, config.suite.type, is_raw)
-    tokenizer = WordTokenizer.from_instructions(demo.instruction for demo in demonstrations)
-    return TinyVLA(config.policy, spec, stats, tokenizer).to(checked_device(config.device))
 
 
 def _status(row: dict[str, float]) -> str:

@@ -7,27 +7,23 @@ from typing import Annotated
 
 import typer
 
+from scripts.policies import read_policy
 from scripts.progress import console, progress_bar
 from scripts.run_config import ConfigArguments, OutFolder, PrintConfig, Resume, RunConfig, read_config
 from sim.suites import make_suite
 from vla_rl.config_text import config_to_yaml
-from vla_rl.distributed import checked_device
 from vla_rl.evaluation.plots import plot_learning_curve
 from vla_rl.metrics import read_metrics
-from vla_rl.policies.loading import load_policy
 from vla_rl.rollout.engine import make_collector, make_vec_env
 from vla_rl.rollout.sources import TrainStarts, evaluation_starts
 from vla_rl.run import open_run
-from vla_rl.train.checkpoint import resolve_checkpoint
 from vla_rl.train.rl import RLTrainer
 
 
 def train(config: RunConfig, checkpoint: Path, folder: Path, resume: bool = False) -> None:
     """Run reinforcement learning from a checkpoint; metrics, checkpoints and the curve go to the run folder."""
-    checked_device(config.device)
-    policy = load_policy(resolve_checkpoint(checkpoint), config.device)
     suite = make_suite(config.suite)
-    policy.check_spec(suite.spec)
+    policy = read_policy(config, checkpoint, suite)
     env = make_vec_env(suite, config.rollout)
     try:
         collector = make_collector(env, policy, config.rollout, config.seed)

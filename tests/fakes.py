@@ -8,7 +8,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from vla_rl.policies.compute import ComputeConfig
 from vla_rl.policies.normalization import NormStats, RangeStats
+from vla_rl.policies.openvla.config import NanoSizes, OpenVLAConfig, Surroundings
+from vla_rl.policies.openvla.loading import new_openvla
+from vla_rl.policies.openvla.policy import OpenVLAPolicy
 from vla_rl.policies.tiny_vla import TinyVLA, TinyVLAConfig
 from vla_rl.policies.word_tokenizer import WordTokenizer
 from vla_rl.policy import ActOutput, Policy, Sampling
@@ -205,6 +209,26 @@ def tiny_policy(spec: EnvSpec = POLICY_SPEC, seed: int = 0, **config: object) ->
         torch.manual_seed(seed)
         settings = TinyVLAConfig(**config)  # type: ignore[arg-type]
         return TinyVLA(settings, spec, norm_stats(spec), WordTokenizer.from_instructions(INSTRUCTIONS)).eval()
+
+
+def openvla_policy(
+    spec: EnvSpec = POLICY_SPEC, seed: int = 0, compute: ComputeConfig | None = None, **config: object
+) -> OpenVLAPolicy:
+    """An untrained OpenVLA-OFT policy with 0.4 million parameters, the same for the same arguments."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        sizes = NanoSizes(
+            image_size=28,
+            vision_dim=32,
+            vision_depth=2,
+            vision_heads=2,
+            language_dim=48,
+            language_layers=2,
+            language_heads=3,
+        )
+        settings = OpenVLAConfig(sizes=sizes, **config)  # type: ignore[arg-type]
+        surroundings = Surroundings(config=settings, spec=spec, suites=["made_up"])
+        return new_openvla(surroundings, INSTRUCTIONS, norm_stats(spec), compute or ComputeConfig()).eval()
 
 
 def random_observations(spec: EnvSpec, num: int, seed: int = 0) -> list[Observation]:

@@ -81,8 +81,15 @@ class Policy(Protocol):
         observations: Sequence[Observation],
         actions: Float64[np.ndarray, "batch horizon action_dim"],
         valid: Bool[np.ndarray, "batch horizon"],
+        augmentation: Float64[np.ndarray, "batch parameters"] | None = None,
     ) -> torch.Tensor:
-        """Behaviour-cloning loss of demonstrated chunks; steps with `valid` False do not count. Scalar."""
+        """Behaviour-cloning loss of demonstrated chunks; steps with `valid` False do not count. Scalar.
+
+        With `augmentation` (from `draw_augmentation`), each row's images are changed by its parameters.
+        """
+
+    def draw_augmentation(self, generator: np.random.Generator, batch: int) -> Float64[np.ndarray, "batch parameters"]:
+        """Random parameters of an image augmentation; what they mean is the policy's own business."""
 
     def save(self, folder: Path) -> None:
         """Write a folder that is enough to evaluate, serve or run a robot."""

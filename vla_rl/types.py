@@ -7,8 +7,9 @@ width, P proprio_dim, K executed control steps, A action_dim, L action tokens of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from jaxtyping import Float32, Float64, Shaped, UInt8
@@ -89,6 +90,12 @@ class EnvSpec:
     proprio_names: tuple[str, ...]
     action_names: tuple[str, ...]
     control_rate_hz: float
+
+    @classmethod
+    def from_dict(cls, entry: Mapping[str, Any]) -> Self:
+        """Inverse of `dataclasses.asdict`, also after a passage through JSON."""
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in entry.items()}
+        return cls(**values)
 
     @property
     def action_dim(self) -> int:

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fakes import POLICY_SPEC, random_observations, tiny_policy
+from fakes import POLICY_SPEC, openvla_policy, random_observations, tiny_policy
 
 from vla_rl.policies.loading import load_policy
+from vla_rl.policies.openvla.policy import OpenVLAPolicy
 from vla_rl.policies.token_policy import TokenPolicy
 from vla_rl.policy import Policy, Sampling
 from vla_rl.types import Observation
@@ -23,6 +24,8 @@ POLICIES: dict[str, Callable[[], TokenPolicy]] = {
     "tiny, default": tiny_policy,
     "tiny, two cameras": lambda: tiny_policy(TWO_CAMERAS, action_horizon=3, **SMALL),
     "tiny, no proprioception": lambda: tiny_policy(use_proprio=False, channels=(8, 8, 8), strides=(1, 2, 2), **SMALL),
+    "openvla": openvla_policy,
+    "openvla, two cameras, proprioception": lambda: openvla_policy(TWO_CAMERAS, action_horizon=3, use_proprio=True),
 }
 SAMPLED, GREEDY = Sampling(temperature=1.6), Sampling(mode="greedy", temperature=1.6)
 NUM = 9
@@ -128,7 +131,8 @@ def test_evaluation_has_gradients_and_acting_has_none(policy: TokenPolicy) -> No
     assert all(weight.grad is None for weight in policy.parameters())
     evaluation = policy.evaluate(observations, output.sample, 1.6)
     found = gradients(policy, evaluation.logprobs.sum() + evaluation.entropy.sum())
-    missing = [name for name, _ in policy.named_parameters() if name not in found or not found[name].any()]
+    trained = [name for name, weight in policy.named_parameters() if weight.requires_grad]
+    missing = [name for name in trained if name not in found or not found[name].any()]
     assert missing == []
 
 
@@ -141,7 +145,8 @@ def test_following_the_gradient_makes_a_sample_likelier(policy: TokenPolicy) -> 
     moved = copy.deepcopy(policy)
     with torch.no_grad():
         for name, weight in moved.named_parameters():
-            weight += 1e-3 * found[name] / length
+            if name in found:
+                weight += 1e-3 * found[name] / length
     after = moved.evaluate(observations, sample, 1.6).logprobs.sum()
     assert (after - before).item() == pytest.approx(1e-3 * length.item(), rel=0.1)
 
@@ -194,13 +199,16 @@ def test_cloning_teaches_the_demonstrated_actions(policy: TokenPolicy) -> None:
     observations = observations_of(policy, 2)
     # Within the normalised range [-0.5, 0.8], so that nothing is clipped; a bin is at most 1.3 / 255 wide.
     actions = np.clip(demonstrated(policy, 2), -0.5, 0.8)
-    optimizer = torch.optim.Adam(student.parameters(), lr=1e-2)
-    for _ in range(30):
+    lr, num_updates = (3e-3, 120) if isinstance(policy, OpenVLAPolicy) else (1e-2, 30)
+    optimizer = torch.optim.Adam(student.parameters(), lr=lr)
+    for _ in range(num_updates):
         loss = student.bc_loss(observations, actions, np.ones(actions.shape[:2], dtype=bool))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     found = student.act(observations, GREEDY, streams([0, 1])).actions
+    if isinstance(policy, OpenVLAPolicy):  # its gripper is open or closed
+        actions[..., -1] = np.where(actions[..., -1] >= 0.5, 1.0, -1.0)
     assert np.abs(found - actions).max() < 0.03
 
 

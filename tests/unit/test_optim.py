@@ -66,3 +66,38 @@ def test_frozen_parameters_are_left_alone() -> None:
     weight = torch.nn.Parameter(torch.ones(1), requires_grad=False)
     with pytest.raises(ValueError, match="nothing can be trained"):
         Optimizer([("weight", weight)], OptimConfig())
+
+
+def test_offloaded_steps_equal_those_on_the_device_and_continue_from_a_saved_state() -> None:
+    config = OptimConfig(lr=0.1, weight_decay=0.5)
+    gradients = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
+    plain, reference = make(config)
+    weight, optimizer = make(config.model_copy(update={"offload": True}))
+    for gradient in gradients[:2]:
+        for parameter, stepper in ((plain, reference), (weight, optimizer)):
+            parameter.grad = gradient.clone()
+            stepper.step()
+    torch.testing.assert_close(weight, plain)
+    resumed_weight, resumed = make(config.model_copy(update={"offload": True}))
+    resumed.load_state_dict(optimizer.state_dict())
+    for gradient in gradients[2:]:
+        for parameter, stepper in ((plain, reference), (resumed_weight, resumed)):
+            parameter.grad = gradient.clone()
+            stepper.step()
+    torch.testing.assert_close(resumed_weight, plain)
+    with pytest.raises(ValueError, match="optim.offload=True and cannot go on with optim.offload=False"):
+        reference.load_state_dict(optimizer.state_dict())
+
+
+def test_master_weights_keep_steps_that_bfloat16_cannot_hold() -> None:
+    def train(offload: bool) -> float:
+        weight = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+        optimizer = Optimizer([("w", weight)], OptimConfig(lr=1e-4, weight_decay=0.0, offload=offload))
+        for _ in range(100):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        return weight.item()
+
+    # A hundred steps of 1e-4 are 0.01; the next bfloat16 below 1 is 0.0039 away, 40 times one step.
+    assert train(offload=False) == 1.0
+    assert train(offload=True) == pytest.approx(0.99, abs=0.002)

@@ -11,7 +11,7 @@ from fakes import INSTRUCTIONS, POLICY_SPEC, norm_stats, random_observations, ti
 from pydantic import ValidationError
 
 from sim.tabletop.suite import TabletopSuite
-from vla_rl.policies.tiny_vla import TinyVLA, TinyVLAConfig
+from vla_rl.policies.tiny_vla import TinyVLA, TinyVLAConfig, jitter_colours
 from vla_rl.policies.word_tokenizer import WordTokenizer
 from vla_rl.policy import Sampling
 
@@ -140,3 +140,27 @@ def test_greedy_takes_the_mean_bin() -> None:
     logits[0, 1, 100] = 5.0
     logits[0, 2, 0], logits[0, 2, 255] = 0.0, np.log(3.0)  # a gripper, 3 to 1: 0.75 * 255 = 191
     assert policy.greedy_bins(logits).tolist() == [[15, 100, 191]]
+
+
+def test_jitter_scales_around_grey_adds_and_clips() -> None:
+    images = np.array([[[[0, 100, 255]]]], dtype=np.uint8)
+    # (100 - 127.5) * 1.2 + 127.5 + 10 = 104.5, truncated; 0 and 255 leave the range.
+    assert jitter_colours(images, 1.2, 10.0).ravel().tolist() == [0, 104, 255]
+    # (0 - 127.5) * 0.8 + 127.5 - 20 = 5.5; (255 - 127.5) * 0.8 + 127.5 - 20 = 209.5
+    assert jitter_colours(images, 0.8, -20.0).ravel().tolist() == [5, 85, 209]
+
+
+def test_the_augmentation_is_drawn_per_row_and_changes_the_loss() -> None:
+    policy = tiny_policy()
+    drawn = policy.draw_augmentation(np.random.default_rng(0), 500)
+    assert drawn.shape == (500, 2)
+    assert np.all(np.abs(drawn[:, 0] - 1.0) <= 0.2)
+    assert np.all(np.abs(drawn[:, 1]) <= 20.0)
+    assert drawn[:, 0].std() > 0.1
+    assert drawn[:, 1].std() > 10.0
+    observations = random_observations(POLICY_SPEC, 2)
+    with torch.inference_mode():
+        plain, changed = policy.logits(observations), policy.logits(observations, drawn[:2])
+        neutral = policy.logits(observations, np.array([[1.0, 0.0]] * 2))
+    torch.testing.assert_close(neutral, plain)
+    assert (plain - changed).abs().amax(dim=(1, 2)).min() > 1e-3

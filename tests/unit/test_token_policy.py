@@ -26,8 +26,11 @@ class FixedLogits(TokenPolicy):
         super().__init__(2, SPEC, norm_stats(SPEC))
         self.table = torch.nn.Parameter(logits)
 
-    def logits(self, observations: Sequence[Observation]) -> torch.Tensor:
+    def logits(self, observations: Sequence[Observation], augmentation: np.ndarray | None = None) -> torch.Tensor:
         return self.table.expand(len(observations), -1, -1)
+
+    def draw_augmentation(self, generator: np.random.Generator, batch: int) -> np.ndarray:
+        raise AssertionError("not needed here")
 
     def save(self, folder: Path) -> None:
         raise AssertionError("not needed here")

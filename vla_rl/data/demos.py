@@ -59,20 +59,16 @@ class ChunkDataset:
     def __len__(self) -> int:
         return len(self._index)
 
-    def batch(self, rows: Int64[np.ndarray, " batch"], augment: np.random.Generator | None = None) -> ChunkBatch:
-        """The samples with these numbers.
-
-        Args:
-            rows: Sample numbers below `len(self)`.
-            augment: If given, images are colour-jittered with it.
-        """
+    def batch(self, rows: Int64[np.ndarray, " batch"]) -> ChunkBatch:
+        """The samples with these numbers below `len(self)`."""
         observations = []
         actions = np.zeros((len(rows), self._horizon, self._demonstrations[0].actions.shape[1]))
         valid = np.zeros((len(rows), self._horizon), dtype=bool)
         for row, (i, t) in enumerate(self._index[rows]):
             demo = self._demonstrations[i]
-            images = demo.images[t] if augment is None else jitter_colours(demo.images[t], augment)
-            observations.append(Observation(images=images, proprio=demo.proprio[t], instruction=demo.instruction))
+            observations.append(
+                Observation(images=demo.images[t], proprio=demo.proprio[t], instruction=demo.instruction)
+            )
             chunk = demo.actions[t : t + self._horizon]
             actions[row, : len(chunk)] = chunk
             valid[row, : len(chunk)] = True
@@ -111,16 +107,3 @@ def norm_stats(demonstrations: Sequence[Demonstration], key: str, raw_actions: S
         num_transitions=len(actions),
         num_trajectories=len(demonstrations),
     )
-
-
-def jitter_colours(
-    images: UInt8[np.ndarray, "cameras height width 3"], rng: np.random.Generator
-) -> UInt8[np.ndarray, "cameras height width 3"]:
-    """Random brightness and contrast, one draw for all cameras.
-
-    Positions are left alone on purpose: at 64 px a shift of two pixels is two centimetres of label noise.
-    """
-    contrast, brightness = rng.uniform(0.8, 1.2), rng.uniform(-20.0, 20.0)
-    table = np.clip((np.arange(256.0) - 127.5) * contrast + 127.5 + brightness, 0, 255).astype(np.uint8)
-    jittered: UInt8[np.ndarray, "cameras height width 3"] = table[images]
-    return jittered

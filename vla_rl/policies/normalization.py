@@ -7,7 +7,7 @@ the q01..q99 range ("bounds_q99"), entries whose `mask` is False (the gripper) p
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -47,9 +47,15 @@ class RangeStats:
         scaled = 2.0 * (values - self.q01) / (self.q99 - self.q01 + _EPSILON) - 1.0
         return np.where(self.mask, np.clip(scaled, -1.0, 1.0), values)
 
-    def denormalize(self, values: Float64[np.ndarray, "*rows dim"]) -> Float64[np.ndarray, "*rows dim"]:
-        """Map [-1, 1] back to [q01, q99]; unmasked entries unchanged."""
-        return np.where(self.mask, 0.5 * (values + 1.0) * (self.q99 - self.q01 + _EPSILON) + self.q01, values)
+    def denormalize(
+        self, values: Float64[np.ndarray, "*rows dim"], epsilon: float = _EPSILON
+    ) -> Float64[np.ndarray, "*rows dim"]:
+        """Map [-1, 1] back to [q01, q99 + epsilon]; unmasked entries unchanged. Original OpenVLA: epsilon 0."""
+        return np.where(self.mask, 0.5 * (values + 1.0) * (self.q99 - self.q01 + epsilon) + self.q01, values)
+
+    def over_extremes(self) -> Self:
+        """The same with minimum and maximum in place of the quantiles ("bounds" in OpenVLA-OFT, for ALOHA)."""
+        return replace(self, q01=self.min, q99=self.max)
 
     def to_dict(self) -> dict[str, list[float] | list[bool]]:
         """Lists, in the published format."""
@@ -89,7 +95,7 @@ class NormStats:
         """Write `dataset_statistics.json`."""
         entry = {
             "action": self.action.to_dict(),
-            "proprio": self.proprio.to_dict(),
+            "proprio": {name: values for name, values in self.proprio.to_dict().items() if name != "mask"},
             "num_transitions": self.num_transitions,
             "num_trajectories": self.num_trajectories,
         }

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import nn
 
 from vla_rl.policies.action_tokens import decode_bins, encode_actions, sample_bins, token_entropy, token_logprobs
-from vla_rl.policies.normalization import NormStats
+from vla_rl.policies.normalization import NormStats, RangeStats
 from vla_rl.policy import ActOutput, Evaluation, Sampling
 from vla_rl.types import EnvSpec, Observation
 
@@ -51,8 +51,16 @@ class TokenPolicy(nn.Module, ABC):
             )
 
     @abstractmethod
-    def logits(self, observations: Sequence[Observation]) -> Float[torch.Tensor, "batch tokens bins"]:
+    def logits(
+        self,
+        observations: Sequence[Observation],
+        augmentation: Float64[np.ndarray, "batch parameters"] | None = None,
+    ) -> Float[torch.Tensor, "batch tokens bins"]:
         """Scores over the 256 bins of each action token, ordered control step first, then action entry."""
+
+    @abstractmethod
+    def draw_augmentation(self, generator: np.random.Generator, batch: int) -> Float64[np.ndarray, "batch parameters"]:
+        """See `Policy.draw_augmentation`."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
@@ -62,6 +70,15 @@ class TokenPolicy(nn.Module, ABC):
     @abstractmethod
     def load(cls, folder: Path, device: str = "cpu") -> Self:
         """See `Policy.load`."""
+
+    def restore(self, folder: Path) -> None:
+        """Take the weights of a folder that `save` wrote in the same run."""
+        self.load_state_dict(type(self).load(folder).state_dict())
+
+    @property
+    def action_range(self) -> RangeStats:
+        """What the bins span."""
+        return self.norm_stats.action
 
     @property
     def device(self) -> torch.device:
@@ -90,7 +107,7 @@ class TokenPolicy(nn.Module, ABC):
     def decode(self, bins: Int64[np.ndarray, "batch tokens"]) -> Float64[np.ndarray, "batch horizon action_dim"]:
         """Chunks in the suite's units from (B, L) bins."""
         normalized = decode_bins(bins).reshape(len(bins), self.action_horizon, self.action_dim)
-        return self.norm_stats.action.denormalize(normalized)
+        return self.action_range.denormalize(normalized)
 
     def evaluate(
         self, observations: Sequence[Observation], sample: Int64[np.ndarray, "batch tokens"], temperature: float
@@ -107,10 +124,11 @@ class TokenPolicy(nn.Module, ABC):
         observations: Sequence[Observation],
         actions: Float64[np.ndarray, "batch horizon action_dim"],
         valid: Bool[np.ndarray, "batch horizon"],
+        augmentation: Float64[np.ndarray, "batch parameters"] | None = None,
     ) -> torch.Tensor:
         """Cross-entropy of the demonstrated tokens at temperature 1, averaged over the valid ones."""
-        logits = self.logits(observations)
-        bins = encode_actions(self.norm_stats.action.normalize(actions)).reshape(len(actions), -1)
+        logits = self.logits(observations, augmentation)
+        bins = encode_actions(self.action_range.normalize(actions)).reshape(len(actions), -1)
         logprobs = token_logprobs(logits, torch.from_numpy(bins).to(logits.device), 1.0)
         weights = torch.from_numpy(np.repeat(valid, self.action_dim, axis=1)).to(logprobs)
         return -(logprobs * weights).sum() / weights.sum()

@@ -29,6 +29,9 @@ class OptimConfig(ConfigModel):
     """Optimiser steps over which the rate rises linearly to `lr`. SimpleVLA-RL: 0."""
     decay: Literal["constant", "cosine"] = "constant"
     """After the warm-up: keep the rate (SimpleVLA-RL), or half a cosine down to 0 at the end of the run."""
+    offload: bool = False
+    """Keep float32 master weights and AdamW's moments in host memory and compute the step there. The device then holds
+    weights and gradients only, and bfloat16 weights do not lose small updates."""
 
 
 class Optimizer:
@@ -57,12 +60,16 @@ class Optimizer:
         self._named = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
         if not self._named:
             raise ValueError("no parameter requires gradients: nothing can be trained (is the policy frozen?).")
+        self._weights = [weight for _, weight in self._named]
+        # What AdamW changes: the policy's own weights, or float32 copies of them in host memory.
+        self._masters = [_host_copy(weight) if config.offload else weight for weight in self._weights]
         self._adamw = torch.optim.AdamW(
-            [parameter for _, parameter in self._named],
+            self._masters,
             lr=config.lr,
             betas=config.betas,
             eps=config.eps,
             weight_decay=config.weight_decay,
+            fused=config.offload or None,
         )
         self._num_steps = 0
 
@@ -97,20 +104,52 @@ class Optimizer:
             bad = [n for n, p in self._named if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
             name = f"the gradient of '{bad[0]}'" if bad else "the global gradient norm"
             raise FloatingPointError(f"{name} is not finite ({len(bad)} parameters); the update was not applied.")
-        parameters = [parameter for _, parameter in self._named]
-        torch.nn.utils.clip_grads_with_norm_(parameters, self._config.max_grad_norm, norm)
+        torch.nn.utils.clip_grads_with_norm_(self._weights, self._config.max_grad_norm, norm)
         for group in self._adamw.param_groups:
             group["lr"] = self.lr
-        self._adamw.step()
-        self._adamw.zero_grad(set_to_none=True)
+        self._apply()
         self._num_steps += 1
         return float(norm)
 
+    def _apply(self) -> None:
+        if not self._config.offload:
+            self._adamw.step()
+            self._adamw.zero_grad(set_to_none=True)
+            return
+        for master, parameter in zip(self._masters, self._weights, strict=True):
+            master.grad = None if parameter.grad is None else parameter.grad.to("cpu", torch.float32)
+            parameter.grad = None
+        self._adamw.step()
+        with torch.no_grad():
+            for master, parameter in zip(self._masters, self._weights, strict=True):
+                if master.grad is not None:
+                    parameter.copy_(master)
+        self._adamw.zero_grad(set_to_none=True)
+
     def state_dict(self) -> dict[str, Any]:
         """What `load_state_dict` needs to continue bit for bit."""
-        return {"adamw": self._adamw.state_dict(), "num_steps": self._num_steps}
+        state: dict[str, Any] = {"adamw": self._adamw.state_dict(), "num_steps": self._num_steps}
+        if self._config.offload:
+            state["masters"] = [master.detach() for master in self._masters]
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state of the same parameters."""
+        """Continue from a saved state of the same parameters.
+
+        Raises:
+            ValueError: The state was saved with another setting of `offload`.
+        """
+        if ("masters" in state) != self._config.offload:
+            raise ValueError(
+                f"the run was saved with optim.offload={'masters' in state} and cannot go on with "
+                f"optim.offload={self._config.offload}; use the same setting"
+            )
         self._adamw.load_state_dict(state["adamw"])
         self._num_steps = int(state["num_steps"])
+        with torch.no_grad():
+            for master, saved in zip(self._masters, state.get("masters", ()), strict=False):
+                master.copy_(saved)
+
+
+def _host_copy(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+    return torch.nn.Parameter(parameter.detach().to("cpu", torch.float32, copy=True))

@@ -187,7 +187,7 @@ class RLTrainer:
         if checkpoint is None:
             return
         state = load_trainer_state(checkpoint)
-        self.policy.load_state_dict(type(self.policy).load(checkpoint / "policy").state_dict())
+        self.policy.restore(checkpoint / "policy")
         self._optimizer.load_state_dict(state["optimizer"])
         self._rollouts.state = DrawState(**state["draw"])
         self._rollouts.buffer.restore(load_carried_groups(checkpoint))

@@ -40,7 +40,7 @@ class SFTConfig(ConfigModel):
     optim: OptimConfig = OptimConfig(lr=2e-3, weight_decay=1e-4, warmup_updates=50, decay="cosine")
     """Optimiser. The defaults suit the tiny policy."""
     augment: bool = True
-    """Random brightness and contrast of the images."""
+    """Random changes of the images, of the policy's own kind (tiny: brightness, contrast; OpenVLA: crop, colours)."""
     held_out_fraction: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Share of the demonstrations of each task that only measures the held-out loss."""
     report_every: int = Field(default=100, ge=1)
@@ -97,7 +97,7 @@ class SFTTrainer:
         if checkpoint is None:
             return
         state = load_trainer_state(checkpoint)
-        self.policy.load_state_dict(type(self.policy).load(checkpoint / "policy").state_dict())
+        self.policy.restore(checkpoint / "policy")
         self._optimizer.load_state_dict(state["optimizer"])
         self.num_updates = int(state["num_updates"])
         self._has_reached_target = bool(state["has_reached_target"])
@@ -137,12 +137,14 @@ class SFTTrainer:
     def _update(self) -> float:
         rng = np.random.default_rng(seed_sequence(self._seed, "sft", self.num_updates))
         rows = rng.integers(len(self._training), size=self._config.batch_size)
-        batch = self._training.batch(rows, rng if self._config.augment else None)
+        augmentation = self.policy.draw_augmentation(rng, len(rows)) if self._config.augment else None
+        batch = self._training.batch(rows)
         self.policy.train()
         num_valid = float(batch.valid.sum())
 
         def part(rows: slice) -> tuple[torch.Tensor, float]:
-            loss = self.policy.bc_loss(batch.observations[rows], batch.actions[rows], batch.valid[rows])
+            drawn = None if augmentation is None else augmentation[rows]
+            loss = self.policy.bc_loss(batch.observations[rows], batch.actions[rows], batch.valid[rows], drawn)
             share = loss * (float(batch.valid[rows].sum()) / num_valid)
             return share, float(share.item())
 

@@ -1,0 +1,62 @@
+"""Policies for the commands: read from a checkpoint, or made for cloning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import assert_never
+
+import torch
+
+from scripts.run_config import RunConfig
+from sim.world import Suite
+from vla_rl.data.demos import Demonstration, norm_stats
+from vla_rl.distributed import checked_device
+from vla_rl.policies.loading import load_policy, new_openvla_policy
+from vla_rl.policies.openvla.config import OpenVLAConfig, Surroundings
+from vla_rl.policies.openvla.conventions import to_published_actions
+from vla_rl.policies.tiny_vla import TinyVLA, TinyVLAConfig
+from vla_rl.policies.token_policy import TokenPolicy
+from vla_rl.policies.word_tokenizer import WordTokenizer
+from vla_rl.run import seed_sequence
+from vla_rl.train.checkpoint import resolve_checkpoint
+from vla_rl.types import EnvSpec
+
+
+def read_policy(config: RunConfig, checkpoint: Path, suite: Suite) -> TokenPolicy:
+    """The policy of a checkpoint, on the configured device; it fits the suite.
+
+    Raises:
+        ValueError: No checkpoint, a damaged one, or one that was made for another interface.
+    """
+    checked_device(config.device)
+    surroundings = None
+    if isinstance(config.policy, OpenVLAConfig):
+        surroundings = _surroundings(config.policy, suite.spec, suite.tasks)
+    policy = load_policy(resolve_checkpoint(checkpoint), config.device, config.compute, surroundings)
+    policy.check_spec(suite.spec)
+    return policy
+
+
+def make_policy(config: RunConfig, spec: EnvSpec, demonstrations: list[Demonstration]) -> TokenPolicy:
+    """A new policy that knows the demonstrations' statistics and, if it starts from nothing, their words."""
+    device = str(checked_device(config.device))
+    torch.manual_seed(int(seed_sequence(config.seed, "policy").generate_state(1)[0]))
+    is_raw = [name == "gripper" for name in spec.action_names]
+    instructions = [demo.instruction for demo in demonstrations]
+    match config.policy:
+        case TinyVLAConfig():
+            stats = norm_stats(demonstrations, config.suite.type, is_raw)
+            return TinyVLA(config.policy, spec, stats, WordTokenizer.from_instructions(instructions)).to(device)
+        case OpenVLAConfig():
+            published = [replace(demo, actions=to_published_actions(demo.actions, spec)) for demo in demonstrations]
+            stats = norm_stats(published, config.suite.type, is_raw)
+            surroundings = _surroundings(config.policy, spec, [demo.task for demo in demonstrations])
+            return new_openvla_policy(surroundings, instructions, stats, config.compute, device)
+        case _:
+            assert_never(config.policy)
+
+
+def _surroundings(config: OpenVLAConfig, spec: EnvSpec, tasks: Sequence[str]) -> Surroundings:
+    return Surroundings(config=config, spec=spec, suites=sorted({task.split("/")[0] for task in tasks}))

@@ -1,0 +1,123 @@
+"""`vla-rl doctor` on every preset and recipe, and on configurations that cannot work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import openvla_golden
+import pytest
+from typer.testing import CliRunner, Result
+
+import scripts.doctor
+from scripts.cli import app
+from scripts.run_config import read_config
+from vla_rl.rollout.filters import GroupFilterConfig
+from vla_rl.train.rl import RLConfig
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+RECIPES = sorted((CONFIGS / "recipes").glob("*.yaml"))
+OTHERS = [path for path in sorted(CONFIGS.rglob("*.yaml")) if path not in RECIPES]
+OPENVLA = ("policy.type=openvla", "rl.algo.ratio_tolerance=0.1")
+
+
+def doctor(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, ["doctor", *map(str, words)])
+
+
+def test_there_is_a_recipe_for_each_suite_and_machine() -> None:
+    suites, machines = ("spatial", "object", "goal", "long"), ("1x80gb", "8x80gb")
+    assert {path.stem for path in RECIPES} == {f"simplevla_libero_{s}_{m}" for s in suites for m in machines}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipe_fits_its_machine(path: Path) -> None:
+    result = doctor(path, "--gpu-memory-gb", "80")
+    assert result.exit_code == 0, result.output
+    for fact in (
+        "suite libero: 10 tasks, at most 512 control steps, cameras agentview at 256 x 256 pixels",
+        "64 groups x 8 = 512 episodes",
+        "at most 64 decisions x 56 tokens; 4 optimiser steps of 128 episodes",
+        "7,541,237,184 parameters in 982 tensors",
+        "80 GB yes",
+        "no problem found",
+    ):
+        assert fact in result.output
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipe_keeps_the_papers_learning_rule(path: Path) -> None:
+    rl, paper = read_config([str(path)]).rl, RLConfig()
+    algo = rl.algo.model_copy(
+        update={"micro_batch_size": paper.algo.micro_batch_size, "ratio_tolerance": paper.algo.ratio_tolerance}
+    )
+    assert algo == paper.algo
+    assert rl.optim.model_copy(update={"offload": False}) == paper.optim
+    assert rl.dynamic_sampling.filter == GroupFilterConfig()
+
+
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("stage", ["sft", "train"])
+def test_preset_has_no_problem(path: Path, stage: str) -> None:
+    result = doctor(path, "--for", stage)
+    assert result.exit_code == 0, result.output
+
+
+def test_small_gpu_is_refused_with_advice() -> None:
+    result = doctor(RECIPES[0], "--gpu-memory-gb", "24")
+    assert result.exit_code == 1
+    assert "there are 24 GB; the largest items are drawing contexts (24.0 GB)" in result.output
+    assert "compute.trained.type=lora:" in result.output
+    assert "1 problem" in result.output
+
+
+def test_what_fits_no_gpu_is_refused_without_naming_one() -> None:
+    result = doctor(RECIPES[0], "compute.precision=mixed", "rl.optim.offload=false")
+    assert result.exit_code == 1
+    assert "there are 141 GB" in result.output
+
+
+def test_what_exceeds_this_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripts.doctor, "_host_bytes", lambda: int(0.5e9))
+    result = doctor(*OPENVLA)
+    assert result.exit_code == 1
+    assert "of host memory and this machine has 0.5 GB" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("compute.precision=bfloat16",), "rl.optim.offload=true"),
+        (("compute.precision=mixed", "rl.algo.ratio_tolerance=1e-3"), "set it to 0.1"),
+        (("rollout.execution_horizon=9",), "policy.action_horizon is only 8"),
+        (("policy.action_head=l1",), "set policy.action_head=tokens"),
+        (("policy.checkpoint=runs/nowhere/policy",), "'runs/nowhere/policy' does not exist"),
+        (("suite.type=libero", "suite.tasks=[libero_spatial/77]"), "libero_spatial/77"),
+    ],
+)
+def test_mistakes_are_named(words: tuple[str, ...], expected: str) -> None:
+    result = doctor(*OPENVLA, *words)
+    assert result.exit_code == 1
+    assert expected in result.output
+
+
+def test_head_for_cloning_only_is_no_problem_of_cloning() -> None:
+    assert doctor("--for", "sft", "policy.type=openvla", "policy.action_head=l1").exit_code == 0
+
+
+def test_missing_package_of_a_suite_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_suite(config: object) -> None:
+        raise ImportError("LIBERO is not installed: pip install 'vla-rl[libero]'")
+
+    monkeypatch.setattr(scripts.doctor, "make_suite", make_suite)
+    result = doctor(RECIPES[0])
+    assert result.exit_code == 1
+    assert "problem: LIBERO is not installed" in result.output
+
+
+def test_checkpoint_on_disk_is_compared_with_the_model() -> None:
+    # The golden checkpoint's towers have sizes that its files do not say: published ones are assumed, and differ.
+    result = doctor(*OPENVLA, f"policy.checkpoint={openvla_golden.CHECKPOINT}")
+    assert result.exit_code == 1
+    assert "the checkpoint does not fit the model" in result.output
+    assert "wrong shape: vision_backbone.featurizer.cls_token is [1, 1, 24], expected [1, 1, 1024]" in result.output
+    assert "looked for 'tabletop'" in result.output

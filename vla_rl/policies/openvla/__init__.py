@@ -1,0 +1,1 @@
+"""OpenVLA and OpenVLA-OFT: the published checkpoints on stock libraries."""

@@ -1,0 +1,197 @@
+"""Reading a checkpoint folder in the format of openvla/openvla-7b and of OpenVLA-OFT's training runs.
+
+The weights are memory-mapped and go tensor by tensor to the target device and dtype, so that the host never holds more
+than the model itself (on a CPU) or about one shard (on a GPU). Every tensor is accounted for. The folder is only read.
+
+Side modules lie beside the weights as `<name>--<step>_checkpoint.pt`, written by data-parallel training: their keys
+may carry the prefix "module.".
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+Shape = tuple[int, ...]
+SIDE_MODULES = ("action_head", "proprio_projector", "noisy_action_projector", "vision_backbone")
+_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFiles:
+    """What is in a checkpoint folder.
+
+    Attributes:
+        folder: Where.
+        config: Content of `config.json`.
+        shards: Files with the weights of the model.
+        side_files: Names of the side modules that are there, with their files.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    shards: tuple[Path, ...]
+    side_files: Mapping[str, Path]
+
+    @classmethod
+    def find(cls, folder: Path) -> CheckpointFiles:
+        """List a folder.
+
+        Raises:
+            ValueError: A file is missing, damaged or ambiguous.
+        """
+        path = folder / "config.json"
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ValueError(f"{folder} is no OpenVLA checkpoint: it has no config.json") from error
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
+        return cls(folder=folder, config=config, shards=_find_shards(folder), side_files=_find_side_files(folder))
+
+    def norm_stats(self) -> Mapping[str, Any]:
+        """Statistics by dataset: of `dataset_statistics.json` if it is there, else of `config.json`."""
+        path = self.folder / "dataset_statistics.json"
+        if path.is_file():
+            content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            return content
+        stats: Mapping[str, Any] = self.config.get("norm_stats") or {}
+        return stats
+
+    def side_module(self, name: str) -> dict[str, torch.Tensor]:
+        """Tensors of a side module, memory-mapped.
+
+        Raises:
+            ValueError: The file is damaged.
+        """
+        path = self.side_files[name]
+        try:
+            tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from error
+        return {key.removeprefix("module."): value for key, value in tensors.items()}
+
+    def shapes(self) -> dict[str, Shape]:
+        """Names and shapes of all tensors in the shards; reads their headers only."""
+        shapes: dict[str, Shape] = {}
+        for shard in self.shards:
+            with _open_shard(shard, "cpu") as tensors:
+                for key in tensors.keys():  # noqa: SIM118 (no iterator)
+                    if key in shapes:
+                        raise ValueError(f"tensor {key!r} is in two files of {self.folder}")
+                    shapes[key] = tuple(tensors.get_slice(key).get_shape())
+        return shapes
+
+    def tensors(self, device: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """All tensors of the shards, one after the other, on the device and in the dtype of the file."""
+        for shard in self.shards:
+            with _open_shard(shard, device) as tensors:
+                for key in tensors.keys():  # noqa: SIM118 (no iterator)
+                    yield key, tensors.get_tensor(key)
+
+
+def resolve_checkpoint_folder(name: str) -> Path:
+    """The folder that a user means: a path, or a hub id whose files are already in the local cache.
+
+    Nothing is downloaded.
+
+    Raises:
+        ValueError: Neither.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise ValueError(f"checkpoint {name!r} does not exist")
+    from huggingface_hub import snapshot_download  # of the extra [openvla]
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
+        raise ValueError(
+            f"checkpoint {name!r} is neither a folder nor a hub id in the local cache; download it first: "
+            f"hf download {name}"
+        ) from error
+
+
+def load_weights(
+    module: nn.Module, tensors: Iterator[tuple[str, torch.Tensor]], dtype: torch.dtype, source: str
+) -> None:
+    """Fill a module that was built on the meta device.
+
+    Args:
+        module: Its parameters are replaced, one by one.
+        tensors: By name; each is converted and assigned before the next one is read.
+        dtype: Of the floating-point weights.
+        source: Where the tensors come from, for the message.
+
+    Raises:
+        ValueError: Names are missing, unexpected or doubled, or shapes differ; lists all of them.
+    """
+    expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    found: dict[str, Shape] = {}
+    for name, tensor in tensors:
+        found[name] = tuple(tensor.shape)
+        if expected.get(name) == found[name]:
+            converted = tensor.to(dtype) if tensor.is_floating_point() else tensor
+            module.load_state_dict({name: converted}, strict=False, assign=True)
+    problems = compare_shapes(expected, found)
+    if problems:
+        raise ValueError(f"the weights in {source} do not fit the model:\n" + "\n".join(problems))
+
+
+def compare_shapes(expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> list[str]:
+    """One line per tensor that is missing, unexpected or of another shape."""
+    lines = [f"  missing: {name} {list(expected[name])}" for name in expected if name not in found]
+    lines += [f"  unexpected: {name} {list(found[name])}" for name in found if name not in expected]
+    lines += [
+        f"  wrong shape: {name} is {list(found[name])}, expected {list(expected[name])}"
+        for name in expected
+        if name in found and expected[name] != found[name]
+    ]
+    return lines
+
+
+def _find_shards(folder: Path) -> tuple[Path, ...]:
+    single = folder / "model.safetensors"
+    if single.is_file():
+        return (single,)
+    path = folder / _INDEX
+    try:
+        names = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+    except FileNotFoundError as error:
+        raise ValueError(f"{folder} has no weights: neither model.safetensors nor {_INDEX}") from error
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise ValueError(f"{path} names files that are not in the folder: {', '.join(missing)}; copy them again")
+    return tuple(folder / name for name in names)
+
+
+def _find_side_files(folder: Path) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for name in SIDE_MODULES:
+        files = sorted(folder.glob(f"{name}--*checkpoint.pt"))
+        if len(files) > 1:
+            raise ValueError(
+                f"{folder} has {len(files)} files for {name}: {', '.join(path.name for path in files)}; keep one"
+            )
+        found |= {name: files[0]} if files else {}
+    return found
+
+
+def _open_shard(path: Path, device: str) -> Any:
+    try:
+        return safe_open(path, framework="pt", device=device)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is damaged: {error}; copy or download it again") from error

@@ -1,0 +1,190 @@
+"""Makes OpenVLA policies: from published checkpoints, from our own, and with random weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vla_rl.policies.compute import ComputeConfig, TrainEverything, TrainLora
+from vla_rl.policies.normalization import NormStats, RangeStats
+from vla_rl.policies.openvla.architecture import Architecture
+from vla_rl.policies.openvla.checkpoint import CheckpointFiles, load_weights, resolve_checkpoint_folder
+from vla_rl.policies.openvla.config import OpenVLAConfig, Surroundings
+from vla_rl.policies.openvla.exporting import OUR_FILE
+from vla_rl.policies.openvla.lora import ADAPTER_FOLDER, add_lora, check_lora, has_lora, load_adapter, merge_lora
+from vla_rl.policies.openvla.model import OpenVLAModel
+from vla_rl.policies.openvla.other_heads import AutoregressiveOpenVLA, ContinuousOpenVLA
+from vla_rl.policies.openvla.policy import OpenVLAPolicy
+from vla_rl.policies.openvla.prompt import PromptTokenizer
+from vla_rl.policies.openvla.side_modules import add_new_side_modules, attach_side_module
+from vla_rl.types import EnvSpec
+
+_SUFFIX = "_no_noops"
+
+
+def load_openvla(
+    folder: Path, device: str = "cpu", compute: ComputeConfig | None = None, surroundings: Surroundings | None = None
+) -> OpenVLAPolicy:
+    """The policy of a folder in the published format.
+
+    Args:
+        folder: With `vla_rl.json` (ours), or without (any other).
+        device: Where the weights go, shard by shard.
+        compute: Precision, memory and what is trained; None: float32, everything.
+        surroundings: Needed where there is no `vla_rl.json`, and not used where there is.
+
+    Raises:
+        ValueError: A file is missing or damaged, a tensor does not fit, or nothing says what the policy is.
+    """
+    files = CheckpointFiles.find(folder)
+    compute = compute or ComputeConfig()
+    is_ours = (folder / OUR_FILE).is_file()
+    if is_ours:
+        ours = json.loads((folder / OUR_FILE).read_text(encoding="utf-8"))
+        config = OpenVLAConfig.model_validate_json(json.dumps(ours["policy"]))
+        spec = EnvSpec.from_dict(ours["env_spec"])
+        stats = NormStats.load(folder)
+    elif surroundings is None:
+        raise ValueError(
+            f"{folder} is a published OpenVLA checkpoint, whose files do not say its chunk length, cameras and suite; "
+            "give a configuration with policy.type=openvla and the suite it was trained for"
+        )
+    else:
+        config, spec = surroundings.config, surroundings.spec
+        stats = published_norm_stats(files, surroundings.suites, config.norm_key)
+    model = load_model(files, device, compute, config.adapter)
+    if is_ours and (folder / ADAPTER_FOLDER).is_dir():
+        load_adapter(model, folder / ADAPTER_FOLDER)
+    tokenizer = PromptTokenizer.load(folder, model.architecture.pad_token_id)
+    return _finish(model, config, spec, stats, tokenizer, compute, dict(files.config))
+
+
+def load_model(files: CheckpointFiles, device: str, compute: ComputeConfig, adapter: str | None = None) -> OpenVLAModel:
+    """The model with its side modules, on the device, and with an unmerged adapter folded in."""
+    dtype = torch.bfloat16 if compute.precision == "bfloat16" else torch.float32
+    with torch.device("meta"):
+        model = OpenVLAModel(Architecture.from_config(files.config))
+    load_weights(model, files.tensors(device), dtype, str(files.folder))
+    for name in files.side_files:
+        attach_side_module(model, name, files.side_module(name), device, dtype)
+    if adapter is not None:
+        load_adapter(model, Path(adapter))
+        merge_lora(model)
+        model.requires_grad_(requires_grad=True)
+    return model
+
+
+def _finish(
+    model: OpenVLAModel,
+    config: OpenVLAConfig,
+    spec: EnvSpec,
+    norm_stats: NormStats,
+    tokenizer: PromptTokenizer,
+    compute: ComputeConfig,
+    published_config: dict[str, Any],
+) -> OpenVLAPolicy:
+    """Choose what is trained and how it is computed, and the class that goes with the head."""
+    match compute.trained:
+        case TrainLora() if has_lora(model):
+            check_lora(model, compute.trained)
+        case TrainLora():
+            add_lora(model, compute.trained)
+        case TrainEverything():
+            merge_lora(model)
+            model.requires_grad_(requires_grad=True)
+            model.vision_backbone.requires_grad_(requires_grad=not compute.trained.freeze_vision)
+    freeze_unused(model)
+    model.activation_checkpointing = compute.activation_checkpointing
+    if compute.compile:
+        model.compile_blocks()
+    if config.decoding == "autoregressive":
+        if config.action_horizon != 1 or model.action_head is not None:
+            raise ValueError(
+                "policy.decoding is 'autoregressive', which predicts one action of tokens: set policy.action_horizon=1 "
+                "and use a checkpoint without action_head file"
+            )
+        policy_class: type[OpenVLAPolicy] = AutoregressiveOpenVLA
+    else:
+        policy_class = OpenVLAPolicy if model.action_head is None else ContinuousOpenVLA
+    return policy_class(model, config, spec, norm_stats, tokenizer, compute, published_config)
+
+
+def freeze_unused(model: OpenVLAModel) -> None:
+    """Exclude from training what the forward pass never reads: an optimiser would only keep books of zeros for it."""
+    backbone = model.vision_backbone
+    unused = [backbone.fused_featurizer.attn_pool]
+    unused += [
+        part for tower in (backbone.featurizer, backbone.fused_featurizer) for part in (tower.blocks[-1], tower.norm)
+    ]
+    for module in unused:
+        module.requires_grad_(requires_grad=False)
+
+
+def published_norm_stats(files: CheckpointFiles, suites: Sequence[str], key: str | None) -> NormStats:
+    """The statistics that scale a checkpoint's actions: of the key, else of the suite (OpenVLA-OFT's rule).
+
+    Raises:
+        ValueError: None or several fit; lists the candidates.
+    """
+    table = files.norm_stats()
+    wanted = [key] if key else [name for suite in suites for name in (suite, suite + _SUFFIX)]
+    found = [name for name in wanted if name in table]
+    if len(found) != 1 or (len(set(suites)) != 1 and key is None):
+        raise ValueError(
+            f"the statistics in {files.folder} are of {', '.join(sorted(table)) or 'no dataset'}; looked for "
+            f"{' or '.join(map(repr, wanted))}. Set policy.norm_key to the one that the policy was trained on"
+        )
+    entry = table[found[0]]
+    return NormStats(
+        key=found[0],
+        action=RangeStats.from_dict(entry["action"]),
+        proprio=RangeStats.from_dict(entry["proprio"]) if "proprio" in entry else _NOTHING,
+        num_transitions=int(entry.get("num_transitions", 0)),
+        num_trajectories=int(entry.get("num_trajectories", 0)),
+    )
+
+
+_EMPTY = np.zeros(0)
+_NOTHING = RangeStats(q01=_EMPTY, q99=_EMPTY, min=_EMPTY, max=_EMPTY, mean=_EMPTY, std=_EMPTY, mask=_EMPTY.astype(bool))
+"""Statistics of datasets that recorded no proprioception."""
+
+
+def new_openvla(
+    surroundings: Surroundings,
+    instructions: Sequence[str],
+    norm_stats: NormStats,
+    compute: ComputeConfig,
+    device: str = "cpu",
+) -> OpenVLAPolicy:
+    """A policy for cloning: from the checkpoint that the settings name, or with random weights of torch's generator.
+
+    Args:
+        surroundings: Settings and interface.
+        instructions: What the demonstrations say; the words of a new tokenizer.
+        norm_stats: Of the demonstrations, in the published convention.
+        compute: Precision, memory and what is trained.
+        device: Where the weights go.
+    """
+    config = surroundings.config
+    if config.checkpoint is None:
+        architecture = config.sizes.architecture()
+        model = OpenVLAModel(architecture)
+        model.to(device, torch.bfloat16 if compute.precision == "bfloat16" else torch.float32)
+        tokenizer = PromptTokenizer.from_instructions(instructions)
+        published = architecture.to_config()
+    else:
+        files = CheckpointFiles.find(resolve_checkpoint_folder(config.checkpoint))
+        model = load_model(files, device, compute, config.adapter)
+        tokenizer = PromptTokenizer.load(files.folder, model.architecture.pad_token_id)
+        published = dict(files.config)
+    add_new_side_modules(
+        model,
+        proprio_dim=surroundings.spec.proprio_dim if config.use_proprio else None,
+        l1_action_dim=surroundings.spec.action_dim if config.action_head == "l1" else None,
+    )
+    return _finish(model, config, surroundings.spec, norm_stats, tokenizer, compute, published)
