@@ -114,7 +114,7 @@ def test_the_base_model_predicts_one_action_and_refuses_to_sample(published: Pat
     np.testing.assert_array_equal(together, alone)  # prompts of different lengths share a batch
     with pytest.raises(ValueError, match="sampling: a policy with the head 'autoregressive tokens' has no prob"):
         policy.act(observations, SAMPLED, streams(3))
-    with pytest.raises(ValueError, match="set policy.action_horizon=1"):
+    with pytest.raises(ValueError, match=r"set policy\.action_horizon=1"):
         load_openvla(published, surroundings=surroundings(decoding="autoregressive"))
 
 

@@ -85,7 +85,7 @@ def test_offloaded_steps_equal_those_on_the_device_and_continue_from_a_saved_sta
             parameter.grad = gradient.clone()
             stepper.step()
     torch.testing.assert_close(resumed_weight, plain)
-    with pytest.raises(ValueError, match="optim.offload=True and cannot go on with optim.offload=False"):
+    with pytest.raises(ValueError, match=r"optim\.offload=True and cannot go on with optim.offload=False"):
         reference.load_state_dict(optimizer.state_dict())
 
 

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from vla_rl.config import ConfigModel
 
-
 Precision = Literal["float32", "bfloat16", "mixed"]
 
 

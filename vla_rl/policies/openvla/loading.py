@@ -117,7 +117,7 @@ def _finish(
 def freeze_unused(model: OpenVLAModel) -> None:
     """Exclude from training what the forward pass never reads: an optimiser would only keep books of zeros for it."""
     backbone = model.vision_backbone
-    unused = [backbone.fused_featurizer.attn_pool]
+    unused: list[torch.nn.Module] = [backbone.fused_featurizer.attn_pool]
     unused += [
         part for tower in (backbone.featurizer, backbone.fused_featurizer) for part in (tower.blocks[-1], tower.norm)
     ]
