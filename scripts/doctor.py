@@ -9,7 +9,6 @@ import platform
 from collections.abc import Callable
 from typing import Annotated
 
-import mujoco
 import torch
 import typer
 
@@ -76,8 +75,8 @@ def examine(config: RunConfig, stage: Stage, gpu_memory_gb: float | None = None)
 
 
 def _examine_machine(config: RunConfig, diagnosis: Diagnosis) -> None:
-    versions = {"Python": platform.python_version(), "torch": torch.__version__, "MuJoCo": mujoco.__version__}
-    diagnosis.say(f"vla-rl {importlib.metadata.version('vla-rl')}, " + ", ".join(map(" ".join, versions.items())))
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("vla-rl", "torch", "mujoco", "robosuite")]
+    diagnosis.say(f"{', '.join(versions)}, Python {platform.python_version()}")
     extras = [
         f"{name} {'yes' if importlib.util.find_spec(package) else 'no'}" for name, package in sorted(_EXTRAS.items())
     ]
@@ -138,6 +137,8 @@ def _examine_openvla(
             f"rl.algo.ratio_tolerance={config.rl.algo.ratio_tolerance:g} is below the rounding of "
             f"compute.precision={config.compute.precision}, and would stop the run; set it to 0.1"
         )
+    if importlib.util.find_spec(_EXTRAS["openvla"]) is None:
+        raise ImportError("OpenVLA policies need packages that are not installed: pip install 'vla-rl[openvla]'")
     files = _find_checkpoint(policy, diagnosis)
     architecture = _architecture(policy, files)
     diagnosis.attempt(lambda: _examine_shapes(architecture, files, diagnosis))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import openvla_golden
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 import scripts.doctor
 from scripts.cli import app
+from scripts.memory_plan import check_memory
 from scripts.run_config import read_config
+from sim.suites import make_suite
 from vla_rl.rollout.filters import GroupFilterConfig
 from vla_rl.train.rl import RLConfig
 
@@ -91,7 +96,7 @@ def test_what_exceeds_this_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         (("rollout.execution_horizon=9",), "policy.action_horizon is only 8"),
         (("policy.action_head=l1",), "set policy.action_head=tokens"),
         (("policy.checkpoint=runs/nowhere/policy",), "'runs/nowhere/policy' does not exist"),
-        (("suite.type=libero", "suite.tasks=[libero_spatial/77]"), "libero_spatial/77"),
+        (("suite.type=libero", "suite.tasks=[libero_spatial/77]"), "'77'"),
     ],
 )
 def test_mistakes_are_named(words: tuple[str, ...], expected: str) -> None:
@@ -112,6 +117,38 @@ def test_missing_package_of_a_suite_is_named(monkeypatch: pytest.MonkeyPatch) ->
     result = doctor(RECIPES[0])
     assert result.exit_code == 1
     assert "problem: LIBERO is not installed" in result.output
+
+
+def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "peft" else find_spec(name))
+    result = doctor(*OPENVLA)
+    assert result.exit_code == 1
+    assert "openvla no" in result.output
+    assert "pip install 'vla-rl[openvla]'" in result.output
+
+
+def test_run_is_refused_before_its_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = SimpleNamespace(total_memory=48e9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    config = read_config([str(RECIPES[0]), "rollout.num_threads=1"])
+    suite = make_suite(config.suite)
+    check_memory(config, "train", suite, folder=None)  # random weights of a small model
+    small = read_config([*OPENVLA, "device=cuda"])
+    gpu.total_memory = 1e9
+    with pytest.raises(ValueError, match="there are 1 GB"):
+        check_memory(small, "sft", make_suite(small.suite), folder=None)
+    with pytest.raises(ValueError, match=r"rl\.optim\.offload=true"):
+        check_memory(read_config([*OPENVLA, "compute.precision=bfloat16"]), "train", suite, folder=None)
+    check_memory(read_config([]), "train", suite, folder=None)  # the tiny policy
+
+
+def test_architecture_of_a_run_is_that_of_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The golden checkpoint does not say the sizes of its towers, so it counts as one with the published ones.
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1.5e9))
+    config = read_config([*OPENVLA, "device=cuda"])
+    with pytest.raises(ValueError, match=r"optimiser \(6\.0 GB\)"):
+        check_memory(config, "train", make_suite(config.suite), openvla_golden.CHECKPOINT)
 
 
 def test_checkpoint_on_disk_is_compared_with_the_model() -> None:

@@ -198,7 +198,7 @@ def estimate(workload: Workload) -> MemoryEstimate:
         Item(name="gradients", size=trained_size, note=f"of {num_trained:,} parameters"),
         Item(name="optimiser", size=moments if on_device else 0, note="two moments" if on_device else "offloaded"),
     ]
-    if workload.draws_on_gpu:
+    if workload.draws_on_gpu and workload.drawing_bytes:
         resident.append(Item(name="drawing contexts", size=workload.drawing_bytes, note="one per thread and task"))
     resident.append(Item(name="libraries", size=_LIBRARIES, note="CUDA context, kernels, workspaces"))
     return MemoryEstimate(
