@@ -18,7 +18,7 @@ from sim import osc, rendering
 from sim.model import SimModel
 from sim.model_view import ModelView
 from sim.world import TaskScene
-from vla_rl.types import EnvSpec, Observation, SimError, Start, StepResult, WorldState
+from vla_rl.types import ActionMeaning, EnvSpec, Observation, SimError, Start, StepResult, WorldState
 
 FRAME_SIZE_PX = 256
 """Height and width of recorded frames; they are for people, who need more pixels than a small policy."""
@@ -32,6 +32,8 @@ PROPRIO_NAMES = (
 )
 ACTION_NAMES = ("dx", "dy", "dz", "drx", "dry", "drz", "gripper")
 """LIBERO's actions: displacement, rotation vector (world axes), gripper; each in [-1, 1]."""
+ACTION_MEANING = ActionMeaning(robot="Panda", scale=(0.05, 0.05, 0.05, 0.5, 0.5, 0.5, 1.0))
+"""robosuite's OSC_POSE: the Panda stands upright in its worlds, so that world and base axes are the same."""
 
 
 @dataclass(kw_only=True, eq=False)

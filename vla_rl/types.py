@@ -72,6 +72,27 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ActionMeaning:
+    """What an action of 1 does, in SI units: what a deployment needs to know about the simulated controller.
+
+    Attributes:
+        robot: Model of the arm, e.g. "Panda".
+        space: "ee_delta": displacement and rotation vector of the tool, then gripper.
+        frame: Axes of displacement and rotation; "base" also where the simulator's world has the same axes.
+        delta_reference: Pose that a displacement is added to: the "measured" one (robosuite) or the last "commanded".
+        scale: Size of an action of 1, per entry: m for displacements, rad for rotations, 1 for the gripper.
+        gripper_closes_at: Sign of the gripper entry that closes.
+    """
+
+    robot: str
+    space: Literal["ee_delta"] = "ee_delta"
+    frame: Literal["base", "tool"] = "base"
+    delta_reference: Literal["measured", "commanded"] = "measured"
+    scale: tuple[float, ...]
+    gripper_closes_at: Literal[-1, 1] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class EnvSpec:
     """What a policy may know about a suite: the interface, never the task.
 
@@ -82,6 +103,7 @@ class EnvSpec:
         proprio_names: One name per proprio entry (end effector: position in m, axis-angle in rad; fingers in m).
         action_names: One name per action entry; LIBERO: dx dy dz drx dry drz in [-1, 1], gripper -1 open ... +1 closed.
         control_rate_hz: Control steps per simulated second.
+        action_meaning: What actions do; None where the simulator does not say (then nothing can be deployed).
     """
 
     cameras: tuple[str, ...]
@@ -90,11 +112,14 @@ class EnvSpec:
     proprio_names: tuple[str, ...]
     action_names: tuple[str, ...]
     control_rate_hz: float
+    action_meaning: ActionMeaning | None = None
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Self:
         """Inverse of `dataclasses.asdict`, also after a passage through JSON."""
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in entry.items()}
+        if (meaning := values.get("action_meaning")) is not None:
+            values["action_meaning"] = ActionMeaning(**{**meaning, "scale": tuple(meaning["scale"])})
         return cls(**values)
 
     @property

@@ -18,7 +18,7 @@ from sim.adapters.robosuite_scene import RobosuiteScene, kernel_obstacle
 from sim.adapters.robosuite_stepped import RobosuiteStepped, action_names, proprio_names
 from sim.adapters.starts import start_seed
 from sim.model import RenderOptions, substeps_per_control_step
-from sim.mujoco_world import MujocoWorld
+from sim.mujoco_world import ACTION_MEANING, ACTION_NAMES, MujocoWorld
 from vla_rl.config import ConfigModel
 from vla_rl.types import EnvSpec, Split, Start
 
@@ -133,6 +133,8 @@ class RobosuiteSuite:
             proprio_names=self._first.proprio_names,
             action_names=self._first.action_names,
             control_rate_hz=self.config.control_rate_hz,
+            # Environments that run through robosuite's own step may have any controller.
+            action_meaning=ACTION_MEANING if self._first.action_names == ACTION_NAMES else None,
         )
 
     def obstacle(self, task: str) -> str | None:
