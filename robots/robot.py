@@ -1,8 +1,8 @@
 """The robots' contract: SI units, base frame, right-handed, one command per control period.
 
-Positions are of the tool point (between the fingertips), rotations are matrices from tool to base axes. Gripper commands
-run from -1 (open) to +1 (closed), as in the worlds. Times named `_s` are `time.monotonic()` of this host unless they
-say otherwise.
+Positions are of the tool point (between the fingertips), rotations are matrices from tool to base axes. Gripper
+commands run from -1 (open) to +1 (closed), as in the worlds. Times named `_s` are `time.monotonic()` of this host
+unless they say otherwise.
 """
 
 from __future__ import annotations

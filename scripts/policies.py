@@ -36,11 +36,18 @@ def read_policy(config: RunConfig, checkpoint: Path, suite: Suite) -> TokenPolic
         surroundings = _surroundings(config.policy, suite.spec, suite.tasks)
     policy = load_policy(resolve_checkpoint(checkpoint), config.device, config.compute, surroundings)
     policy.check_spec(suite.spec)
+    policy.execution_horizon = config.rollout.execution_horizon
     return policy
 
 
 def make_policy(config: RunConfig, spec: EnvSpec, demonstrations: list[Demonstration]) -> TokenPolicy:
     """A new policy that knows the demonstrations' statistics and, if it starts from nothing, their words."""
+    policy = _new_policy(config, spec, demonstrations)
+    policy.execution_horizon = config.rollout.execution_horizon
+    return policy
+
+
+def _new_policy(config: RunConfig, spec: EnvSpec, demonstrations: list[Demonstration]) -> TokenPolicy:
     device = str(checked_device(config.device))
     torch.manual_seed(int(seed_sequence(config.seed, "policy").generate_state(1)[0]))
     is_raw = [name == "gripper" for name in spec.action_names]

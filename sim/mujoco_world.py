@@ -207,6 +207,11 @@ class MujocoWorld:
             self._draw(stage, data, camera, image)
         return Observation(images=images, proprio=self._proprio(stage, data), instruction=self.start.instruction)
 
+    def proprio(self) -> Float32[np.ndarray, " proprio_dim"]:
+        """The proprioceptive state of `observe`, without its images."""
+        stage = self._stage_now()
+        return self._proprio(stage, self._observed_data(stage))
+
     def render(self, camera: str, height: int, width: int) -> UInt8[np.ndarray, "height width 3"]:
         """Any camera at any size, in the spec's orientation (videos, debugging)."""
         stage = self._stage_now()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import mujoco
 import numpy as np
-from jaxtyping import Float64, UInt8
+from jaxtyping import Float32, Float64, UInt8
 
 from vla_rl.types import EnvSpec, Observation, Split, Start, StepResult, WorldState
 
@@ -32,6 +32,9 @@ class World(Protocol):
 
     def observe(self) -> Observation:
         """Render the cameras of the spec and read the proprioceptive state."""
+
+    def proprio(self) -> Float32[np.ndarray, " proprio_dim"]:
+        """The proprioceptive state of `observe`, without its images."""
 
     def render(self, camera: str, height: int, width: int) -> UInt8[np.ndarray, "height width 3"]:
         """Any camera at any size, in the spec's orientation (videos, debugging)."""

@@ -152,6 +152,10 @@ class ReplayWorld:
         images = [env.image(camera, *self._spec.image_size) for camera in self._spec.cameras]
         return Observation(images=np.stack(images), proprio=env.proprio(), instruction=self.start.instruction)
 
+    def proprio(self) -> Float32[np.ndarray, " proprio_dim"]:
+        """The proprioceptive state of `observe`, without its images."""
+        return self._running_env().proprio()
+
     def render(self, camera: str, height: int, width: int) -> UInt8[np.ndarray, "height width 3"]:
         """A camera's picture at any size, in the spec's orientation (videos, debugging).
 

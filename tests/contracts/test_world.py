@@ -77,6 +77,7 @@ def test_observation_has_the_shape_of_the_spec(suite: Suite) -> None:
     start = suite.start(any_task(suite), "train", 0)
     world.reset(start)
     observation = world.observe()
+    np.testing.assert_array_equal(world.proprio(), observation.proprio)
     assert observation.images.shape == (len(suite.spec.cameras), *suite.spec.image_size, 3)
     assert observation.images.dtype == np.uint8
     assert all(image.std() > 0 for image in observation.images)  # something is drawn

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
+from robots.contract import CONTRACT_FILE, DeploymentContract
 from vla_rl.policies.compute import ComputeConfig
 from vla_rl.policies.normalization import NormStats
 from vla_rl.policies.openvla.config import Surroundings
@@ -35,6 +36,13 @@ def load_policy(
         ValueError: The folder is not a policy, or a file in it is damaged.
         ImportError: The policy needs an extra that is not installed.
     """
+    policy = _load(folder, device, compute, surroundings)
+    if (folder / CONTRACT_FILE).is_file():
+        policy.execution_horizon = DeploymentContract.load(folder).execution_horizon
+    return policy
+
+
+def _load(folder: Path, device: str, compute: ComputeConfig | None, surroundings: Surroundings | None) -> TokenPolicy:
     match _kind(folder):
         case "tiny_vla":
             policy: TokenPolicy = _reading(folder, lambda: TinyVLA.load(folder))

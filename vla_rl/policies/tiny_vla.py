@@ -149,6 +149,7 @@ class TinyVLA(TokenPolicy):
         (folder / "config.json").write_text(json.dumps(description, indent=2))
         self.tokenizer.save(folder)
         self.norm_stats.save(folder)
+        self.save_contract(folder)
 
     @classmethod
     def load(cls, folder: Path, device: str = "cpu") -> Self:

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import nn
 
+from robots.contract import CONTRACT_FILE, DeploymentContract, make_contract
 from vla_rl.policies.action_tokens import decode_bins, encode_actions, sample_bins, token_entropy, token_logprobs
 from vla_rl.policies.normalization import NormStats, RangeStats
 from vla_rl.policy import ActOutput, Evaluation, Sampling
@@ -29,6 +30,7 @@ class TokenPolicy(nn.Module, ABC):
     def __init__(self, action_horizon: int, spec: EnvSpec, norm_stats: NormStats) -> None:
         super().__init__()
         self.action_horizon = action_horizon
+        self.execution_horizon = action_horizon  # a run that executes less of each chunk says so here
         self.action_dim = spec.action_dim
         self.spec = spec
         self.norm_stats = norm_stats
@@ -43,12 +45,41 @@ class TokenPolicy(nn.Module, ABC):
             f"{field.name}: policy {getattr(self.spec, field.name)}, suite {getattr(spec, field.name)}"
             for field in fields(EnvSpec)
             if getattr(self.spec, field.name) != getattr(spec, field.name)
+            and (field.name != "action_meaning" or None not in (self.spec.action_meaning, spec.action_meaning))
         ]
         if differences:
             raise ValueError(
                 f"the policy was made for another interface than the suite offers ({'; '.join(differences)}); "
                 "configure the suite's cameras, image_size or tasks as in the policy's training run"
             )
+
+    def contract(self) -> DeploymentContract | None:
+        """What a robot must offer to run this policy; None if the simulator does not say what actions mean."""
+        gripper = np.array([name == "gripper" for name in self.spec.action_names])
+        stats = self.norm_stats
+        return make_contract(
+            self.spec,
+            policy=type(self).__name__,
+            # Statistics of the gripper may be in another convention; its range is known.
+            action_low=np.where(gripper, -1.0, self.action_range.q01),
+            action_high=np.where(gripper, 1.0, self.action_range.q99),
+            action_horizon=self.action_horizon,
+            execution_horizon=self.execution_horizon,
+            norm_stats_key=stats.key,
+            norm_stats={"action": stats.action.to_dict(), "proprio": stats.proprio.to_dict()},
+            centre_crop=self.has_centre_crop,
+        )
+
+    @property
+    def has_centre_crop(self) -> bool:
+        """Whether the policy cuts out the middle of its images itself."""
+        return False
+
+    def save_contract(self, folder: Path) -> None:
+        """Write the deployment contract beside the weights, if there is one."""
+        (folder / CONTRACT_FILE).unlink(missing_ok=True)
+        if contract := self.contract():
+            contract.save(folder)
 
     @abstractmethod
     def logits(

@@ -56,6 +56,7 @@ def save_policy(policy: OpenVLAPolicy, folder: Path) -> None:
         {"format": 1, "policy": policy.config.model_dump(mode="json"), "env_spec": asdict(policy.spec)},
     )
     policy.tokenizer.save(folder)
+    policy.save_contract(folder)
     (folder / "README.md").write_text(_model_card(policy), encoding="utf-8")
 
 

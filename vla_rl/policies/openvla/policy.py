@@ -70,6 +70,11 @@ class OpenVLAPolicy(TokenPolicy):
         return "parallel tokens"
 
     @property
+    def has_centre_crop(self) -> bool:
+        """See `TokenPolicy.has_centre_crop`."""
+        return self.config.centre_crop
+
+    @property
     def num_slots(self) -> int:
         """Action tokens L of a chunk."""
         return self.action_horizon * self.action_dim

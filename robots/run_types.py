@@ -1,0 +1,126 @@
+"""What the runtime is configured with, what it is in, and what it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float64
+from pydantic import Field
+
+from robots.robot import RobotError
+from robots.schedule import CadenceReport, Schedule
+from vla_rl.config import ConfigModel
+
+
+class RunState(Enum):
+    """Where the runtime is."""
+
+    INIT = "init"
+    PREFLIGHT = "preflight"
+    READY = "ready"
+    RUNNING = "running"
+    HOLD = "hold"
+    FAULT = "fault"
+    ESTOP = "estop"
+
+
+class RuntimeConfig(ConfigModel):
+    """How a policy is run on a robot."""
+
+    mode: Literal["live", "dry_run", "shadow", "slow"] = "live"
+    """"dry_run": everything but sending. "shadow": somebody else moves the robot, the policy is only recorded. "slow":
+    live, at a fraction of the rate, for first runs."""
+    slow_factor: float = Field(default=0.2, gt=0, le=1)
+    """Rate of mode "slow" relative to the contract's."""
+    max_steps: int = Field(default=400, ge=1)
+    """Control periods of an episode, at most."""
+    inference_deadline_s: float = Field(default=1.0, gt=0)
+    """An answer later than this is never used."""
+    max_hold_s: float = Field(default=3.0, gt=0)
+    """A hold that lasts longer ends the episode."""
+    max_recoveries: int = Field(default=2, ge=0)
+    """Faults of the controller that are cleared per episode, each followed by new observations; then it ends."""
+    max_camera_age_s: float = Field(default=0.25, gt=0)
+    """A frame older than this holds the robot."""
+    estop_file: Path | None = None
+    """The robot stops for good as soon as this file exists."""
+
+
+class InferenceError(RobotError):
+    """The policy has no answer, or none in time."""
+
+
+class StaleError(RobotError):
+    """What the robot or a camera shows is too old to act on."""
+
+
+@runtime_checkable
+class Answer(Protocol):
+    """What inference returns."""
+
+    @property
+    def actions(self) -> Float64[np.ndarray, "horizon action_dim"]:
+        """A chunk in the contract's units."""
+
+
+@runtime_checkable
+class ActionBuffer(Protocol):
+    """Actions by time (see `vla_rl.serving.chunking.ChunkBuffer`)."""
+
+    def add(self, actions: Float64[np.ndarray, "horizon action_dim"], t_obs: float, now: float) -> None:
+        """A chunk whose first action belongs to the time of its observation."""
+
+    def action_at(self, t: float) -> Float64[np.ndarray, " action_dim"] | None:
+        """The action of a control period; None if there is none."""
+
+    def remaining(self, t: float) -> int:
+        """Actions that are left from a time on."""
+
+    def clear(self) -> None:
+        """Forget everything."""
+
+
+Infer = Callable[[dict[str, Any], float], Answer]
+"""From an observation and a deadline in seconds to an answer; raises in time, and never returns a late answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeReport:
+    """How an episode went.
+
+    Attributes:
+        outcome: "success", "failure" (time limit or the world's own end), "stopped" (by a person), "fault" or "estop".
+        num_steps: Control periods.
+        events: Number of events by kind.
+        cadence: How regular the periods were.
+        detail: Why it ended.
+    """
+
+    outcome: str
+    num_steps: int
+    events: dict[str, int]
+    cadence: CadenceReport
+    detail: str = ""
+
+
+@dataclass(kw_only=True, eq=False)
+class Run:
+    """Books of the running episode."""
+
+    instruction: str
+    schedule: Schedule
+    events: dict[str, int] = field(default_factory=dict)
+    num_steps: int = 0
+    num_recoveries: int = 0
+    hold_since_s: float | None = None
+    is_first_chunk: bool = True
+    pending: Future[Answer] | None = None
+    pending_t_obs: float = 0.0
+    outcome: str | None = None
+    detail: str = ""
