@@ -172,6 +172,14 @@ class Recorder:
         _fsync(self._folder)
         return final
 
+    def amend(self, info: Mapping[str, Any]) -> None:
+        """Add to what is known about the last finished episode."""
+        path = self._folder / self._name / "episode.json"
+        changed = path.with_suffix(".tmp")
+        changed.write_text(json.dumps(json.loads(path.read_text()) | dict(info), indent=2))
+        _fsync(changed)
+        changed.replace(path)
+
     def discard(self) -> None:
         """Forget the running episode."""
         if self._part is not None:

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float64
 from pydantic import Field
 
+from robots.contract import DeploymentContract
 from robots.robot import RobotError
 from robots.schedule import CadenceReport, Schedule
 from vla_rl.config import ConfigModel
@@ -73,7 +74,7 @@ class Answer(Protocol):
 class ActionBuffer(Protocol):
     """Actions by time (see `vla_rl.serving.chunking.ChunkBuffer`)."""
 
-    def add(self, actions: Float64[np.ndarray, "horizon action_dim"], t_obs: float, now: float) -> None:
+    def add(self, actions: Float64[np.ndarray, "horizon action_dim"], t_obs: float, now: float) -> int:
         """A chunk whose first action belongs to the time of its observation."""
 
     def action_at(self, t: float) -> Float64[np.ndarray, " action_dim"] | None:
@@ -124,3 +125,8 @@ class Run:
     pending_t_obs: float = 0.0
     outcome: str | None = None
     detail: str = ""
+
+
+def control_period_s(contract: DeploymentContract, config: RuntimeConfig) -> float:
+    """Time between two commands: the contract's, or longer in slow mode."""
+    return 1.0 / (contract.control_rate_hz * (config.slow_factor if config.mode == "slow" else 1.0))

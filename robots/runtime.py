@@ -22,7 +22,17 @@ from robots.contract import DeploymentContract, require_match
 from robots.observing import Observer
 from robots.recorder import Event, Recorder
 from robots.robot import Camera, CameraFrame, Command, Robot, RobotError, RobotState
-from robots.run_types import ActionBuffer, Answer, EpisodeReport, Infer, Run, RunState, RuntimeConfig, StaleError
+from robots.run_types import (
+    ActionBuffer,
+    Answer,
+    EpisodeReport,
+    Infer,
+    Run,
+    RunState,
+    RuntimeConfig,
+    StaleError,
+    control_period_s,
+)
 from robots.safety import SafetyChain, SafetyEvent
 from robots.schedule import Schedule
 from robots.watchdog import Watchdog
@@ -88,8 +98,7 @@ class Runtime:
     @property
     def period_s(self) -> float:
         """Of a control step."""
-        rate = self._contract.control_rate_hz
-        return 1.0 / (rate * self._config.slow_factor if self._config.mode == "slow" else rate)
+        return control_period_s(self._contract, self._config)
 
     def preflight(self, timeout_s: float = 5.0) -> list[str]:
         """Connect, look, and ask the policy once; nothing moves.
@@ -151,6 +160,24 @@ class Runtime:
             cadence=run.schedule.report(),
             detail=run.detail,
         )
+
+    def mark_last_episode(self, outcome: str) -> None:
+        """Write a person's verdict into the recording of the last episode."""
+        if self._recorder:
+            self._recorder.amend({"outcome": outcome, "marked_by": "operator"})
+
+    def acknowledge(self) -> None:
+        """A person has seen to a fault: clear it and be ready again.
+
+        Raises:
+            RobotError: The fault persists.
+            ValueError: After an emergency stop, which takes a new process.
+        """
+        if self.state is RunState.ESTOP:
+            raise ValueError("after an emergency stop the runtime has to be started again")
+        if self.state is RunState.FAULT:
+            self._robot.recover()
+            self.state = RunState.READY
 
     def stop(self) -> None:
         """End the episode at the next tick."""

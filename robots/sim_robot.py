@@ -101,6 +101,12 @@ class SimRobot:
         """Whether the world's episode is over."""
         return self.result is not None and self.result.is_done
 
+    def outcome(self) -> str | None:
+        """How the world's episode ended ("success" or, at its time limit, "failure"); None while it runs."""
+        if self.result is None or not self.result.is_done:
+            return None
+        return "success" if self.result.success else "failure"
+
     def begin(self, start: Start) -> None:
         """Put the world at a start."""
         self._world.reset(start)

@@ -6,7 +6,19 @@ import sys
 
 import typer
 
-from scripts import bench_sim, bench_train, collect_demos, compare, doctor, evaluate, export, quickstart, sft, train
+from scripts import (
+    bench_sim,
+    bench_train,
+    collect_demos,
+    compare,
+    doctor,
+    evaluate,
+    export,
+    quickstart,
+    serve,
+    sft,
+    train,
+)
 from scripts.progress import console
 from scripts.run_config import field_table
 from vla_rl.types import SimError, TrainingError
@@ -27,6 +39,7 @@ app.command("evaluate", epilog=field_table("suite", "policy", "compute", "evalua
 )
 app.command("compare")(compare.main)
 app.command("export")(export.main)
+app.command("serve")(serve.main)
 app.command("doctor", epilog=EVERYTHING)(doctor.main)
 app.command("bench-sim")(bench_sim.main)
 app.command("bench-train", epilog=EVERYTHING)(bench_train.main)

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from scripts.policies import find_policy
 from scripts.progress import console
 from vla_rl.policies.compute import ComputeConfig, Precision
 from vla_rl.policies.loading import load_policy
-from vla_rl.train.checkpoint import resolve_checkpoint
 
 
 def export(checkpoint: Path, folder: Path, precision: Precision = "float32") -> None:
@@ -21,7 +21,7 @@ def export(checkpoint: Path, folder: Path, precision: Precision = "float32") -> 
     """
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"'{folder}' is not empty; choose a new folder with --out")
-    load_policy(resolve_checkpoint(checkpoint), compute=ComputeConfig(precision=precision)).save(folder)
+    load_policy(find_policy(checkpoint), compute=ComputeConfig(precision=precision)).save(folder)
 
 
 def main(

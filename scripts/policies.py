@@ -14,6 +14,7 @@ from sim.world import Suite
 from vla_rl.data.demos import Demonstration, norm_stats
 from vla_rl.distributed import checked_device
 from vla_rl.policies.loading import load_policy, new_openvla_policy
+from vla_rl.policies.openvla.checkpoint import resolve_checkpoint_folder
 from vla_rl.policies.openvla.config import OpenVLAConfig, Surroundings
 from vla_rl.policies.openvla.conventions import to_published_actions
 from vla_rl.policies.tiny_vla import TinyVLA, TinyVLAConfig
@@ -22,6 +23,16 @@ from vla_rl.policies.word_tokenizer import WordTokenizer
 from vla_rl.run import seed_sequence
 from vla_rl.train.checkpoint import resolve_checkpoint
 from vla_rl.types import EnvSpec
+
+
+def find_policy(checkpoint: Path) -> Path:
+    """The policy folder that a user means: a run, a checkpoint, a policy folder, or a hub id in the local cache.
+
+    Raises:
+        ValueError: None of these.
+    """
+    is_hub_id = not checkpoint.exists() and not checkpoint.is_absolute() and len(checkpoint.parts) == 2
+    return resolve_checkpoint_folder(str(checkpoint)) if is_hub_id else resolve_checkpoint(checkpoint)
 
 
 def read_policy(config: RunConfig, checkpoint: Path, suite: Suite) -> TokenPolicy:
@@ -34,7 +45,7 @@ def read_policy(config: RunConfig, checkpoint: Path, suite: Suite) -> TokenPolic
     surroundings = None
     if isinstance(config.policy, OpenVLAConfig):
         surroundings = _surroundings(config.policy, suite.spec, suite.tasks)
-    policy = load_policy(resolve_checkpoint(checkpoint), config.device, config.compute, surroundings)
+    policy = load_policy(find_policy(checkpoint), config.device, config.compute, surroundings)
     policy.check_spec(suite.spec)
     policy.execution_horizon = config.rollout.execution_horizon
     return policy

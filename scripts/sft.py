@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from scripts.memory_plan import check_memory
 from scripts.policies import make_policy
 from scripts.progress import console, progress_bar
 from scripts.run_config import ConfigArguments, OutFolder, PrintConfig, Resume, RunConfig, read_config
 from sim.suites import make_suite
 from vla_rl.config_text import config_to_yaml
 from vla_rl.data.libero_hdf5 import read_folder
+from vla_rl.policies.openvla.checkpoint import resolve_checkpoint_folder
 from vla_rl.policy import Sampling
 from vla_rl.rollout.engine import make_collector, make_vec_env, requests_of, run_episodes
 from vla_rl.rollout.sources import evaluation_starts
@@ -26,6 +28,8 @@ def clone(config: RunConfig, demos_folder: Path, folder: Path, resume: bool = Fa
     demonstrations = [demo for demo in read_folder(demos_folder, suite.spec.cameras) if demo.task in suite.tasks]
     if not demonstrations:
         raise ValueError(f"{demos_folder} has no demonstrations of the tasks {', '.join(suite.tasks)}")
+    start = getattr(config.policy, "checkpoint", None)
+    check_memory(config, "sft", suite, None if start is None else resolve_checkpoint_folder(start))
     policy = make_policy(config, suite.spec, demonstrations)
     env = make_vec_env(suite, config.rollout)
     try:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from scripts.policies import read_policy
+from scripts.memory_plan import check_memory
+from scripts.policies import find_policy, read_policy
 from scripts.progress import console, progress_bar
 from scripts.run_config import ConfigArguments, OutFolder, PrintConfig, Resume, RunConfig, read_config
 from sim.suites import make_suite
@@ -23,6 +24,7 @@ from vla_rl.train.rl import RLTrainer
 def train(config: RunConfig, checkpoint: Path, folder: Path, resume: bool = False) -> None:
     """Run reinforcement learning from a checkpoint; metrics, checkpoints and the curve go to the run folder."""
     suite = make_suite(config.suite)
+    check_memory(config, "train", suite, find_policy(checkpoint))
     policy = read_policy(config, checkpoint, suite)
     env = make_vec_env(suite, config.rollout)
     try:

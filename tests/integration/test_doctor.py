@@ -21,7 +21,7 @@ from vla_rl.train.rl import RLConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RECIPES = sorted((CONFIGS / "recipes").glob("*.yaml"))
-OTHERS = [path for path in sorted(CONFIGS.rglob("*.yaml")) if path not in RECIPES]
+OTHERS = sorted([*CONFIGS.glob("*.yaml"), *(CONFIGS / "policy").glob("*.yaml")])
 OPENVLA = ("policy.type=openvla", "rl.algo.ratio_tolerance=0.1")
 
 

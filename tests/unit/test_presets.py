@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 
 from scripts.run_config import RunConfig, read_config
+from scripts.run_robot import DeployConfig
 from sim.suites import make_suite
+from vla_rl.config import load_config
 from vla_rl.train.rl import RLConfig
 
-PRESETS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
+CONFIGS = Path(__file__).parents[2] / "configs"
+ROBOTS = sorted((CONFIGS / "robots").glob("*.yaml"))
+PRESETS = sorted(set(CONFIGS.rglob("*.yaml")) - set(ROBOTS))
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.name)
@@ -18,6 +22,12 @@ def test_preset_loads_and_differs_from_the_defaults(path: Path) -> None:
     config = read_config([str(path)])
     assert config != RunConfig()
     assert len(make_suite(config.suite).tasks) >= 4
+
+
+@pytest.mark.parametrize("path", ROBOTS, ids=lambda path: path.name)
+def test_a_robots_preset_loads(path: Path) -> None:
+    config = load_config(DeployConfig, [path])
+    assert config.robot.type in path.stem
 
 
 def test_the_defaults_are_the_papers() -> None:

@@ -132,9 +132,10 @@ def published_norm_stats(files: CheckpointFiles, suites: Sequence[str], key: str
         ValueError: None or several fit; lists the candidates.
     """
     table = files.norm_stats()
-    wanted = [key] if key else [name for suite in suites for name in (suite, suite + _SUFFIX)]
+    different = sorted(set(suites))
+    wanted = [key] if key else [name for suite in different for name in (suite, suite + _SUFFIX)]
     found = [name for name in wanted if name in table]
-    if len(found) != 1 or (len(set(suites)) != 1 and key is None):
+    if not found or (key is None and len(different) != 1):
         raise ValueError(
             f"the statistics in {files.folder} are of {', '.join(sorted(table)) or 'no dataset'}; looked for "
             f"{' or '.join(map(repr, wanted))}. Set policy.norm_key to the one that the policy was trained on"
