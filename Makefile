@@ -5,7 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.vla-rl-installed
 EXTRAS_STAMP := .venv/.vla-rl-extras-installed
 
-.PHONY: setup quickstart test lint bench
+.PHONY: setup quickstart test test-robots lint bench
 
 setup: $(STAMP)
 
@@ -23,6 +23,12 @@ $(EXTRAS_STAMP): $(STAMP)
 
 test: $(EXTRAS_STAMP)
 	@$(BIN)/python -m pytest $(ARGS)
+
+# Drivers against other projects' simulated controllers; their environments (about 1 GB) are made in
+# ~/.cache/vla-rl/peers, or in the folder that VLA_RL_PEERS names.
+test-robots: $(EXTRAS_STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[franka]'
+	@$(BIN)/python -m pytest -m robot_peers tests/robots $(ARGS)
 
 lint: $(EXTRAS_STAMP)
 	$(BIN)/ruff format --check .

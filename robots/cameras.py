@@ -272,7 +272,7 @@ def _import_cv2() -> Any:
     try:
         return importlib.import_module("cv2")
     except ImportError as error:
-        raise ImportError(f"OpenCV cameras need OpenCV ({error}): pip install opencv-python-headless") from error
+        raise ImportError(f"videos and devices need OpenCV ({error}): pip install opencv-python-headless") from error
 
 
 def _load(path: Path) -> list[Image]:
@@ -299,8 +299,9 @@ def _load_image(path: Path) -> Image:
 
 
 def _load_video(path: Path) -> list[Image]:
-    import imageio_ffmpeg  # only file cameras need it
-
-    frames = imageio_ffmpeg.read_frames(str(path), pix_fmt="rgb24")
-    width, height = next(frames)["size"]
-    return [np.frombuffer(frame, np.uint8).reshape(height, width, 3) for frame in frames]
+    capture = _import_cv2().VideoCapture(str(path))
+    images = []
+    while (read := capture.read())[0]:
+        images.append(np.ascontiguousarray(read[1][:, :, ::-1]))
+    capture.release()
+    return images

@@ -6,6 +6,7 @@ The controller runs at 1 kHz in franky's own thread; a command only moves its ta
 
 from __future__ import annotations
 
+import importlib
 import json
 import threading
 import time
@@ -16,8 +17,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
+from robots.driving import STATE_NAMES, command_pose, with_deadline
 from robots.franka_arm import (
-    STATE_NAMES,
     end_effector_from_tool,
     franka_limits,
     tool_from_end_effector,
@@ -25,7 +26,6 @@ from robots.franka_arm import (
 )
 from robots.franka_config import FrankaConfig
 from robots.franka_gripper import FrankaGripper
-from robots.franky_calls import command_pose, errors_of, import_franky, with_deadline
 from robots.robot import Command, Mode, RobotDescription, RobotError, RobotState
 
 _MODES: dict[str, Mode] = {"Idle": "idle", "Move": "moving"}
@@ -80,16 +80,16 @@ class FrankaRobot:
         """
         if self._robot is not None:
             raise RobotError(f"already connected to {self._config.host}; close() first")
-        self._franky = import_franky()
-        self._errors = errors_of(self._franky)
+        self._franky = _import_franky()
+        self._errors = _errors_of(self._franky)
         self._refusals = (RobotError, *self._errors)
-        robot, hand = with_deadline(self._reach, timeout_s, f"the Franka controller at {self._config.host}")
-        self._robot, self._gripper = robot, FrankaGripper(hand, self._franky, self._config.gripper)
+        robot, hand, width_m = with_deadline(self._reach, timeout_s, f"the Franka controller at {self._config.host}")
+        self._robot, self._gripper = robot, FrankaGripper(hand, self._franky, self._config.gripper, width_m)
         self._fault, self._tracker, self._is_holding, self._num_recoveries = None, None, False, 0
         self._clock_s, self._clock_seen_s = -1.0, time.monotonic()
         self._stop_asked.clear()
 
-    def _reach(self) -> tuple[Any, Any]:
+    def _reach(self) -> tuple[Any, Any, float]:
         config, franky = self._config, self._franky
         realtime = franky.RealtimeConfig.Enforce if config.realtime == "enforce" else franky.RealtimeConfig.Ignore
         try:
@@ -100,7 +100,8 @@ class FrankaRobot:
                 default_force_threshold=config.collision_force_n,
                 realtime_config=realtime,
             )
-            return robot, franky.Gripper(config.host)
+            hand = franky.Gripper(config.host)
+            return robot, hand, float(hand.width)
         except self._errors as error:
             raise RobotError(f"{config.host}: {error}") from error
 
@@ -257,7 +258,7 @@ class FrankaRobot:
         try:
             while not robot.join_motion(timeout=0.05):
                 if self._stop_asked.is_set() or time.monotonic() > deadline_s:
-                    robot.stop()
+                    with_deadline(robot.stop, 1.0, f"the controller at {self._config.host}")
                     raise RobotError(
                         "home was stopped on its way" if self._stop_asked.is_set() else "home took too long"
                     )
@@ -345,16 +346,46 @@ class FrankaRobot:
             return
         robot.move(self._franky.TorqueStopMotion(), asynchronous=True)
         if not robot.join_motion(timeout=self._config.rest_timeout_s):
-            robot.stop()
+            with_deadline(robot.stop, 1.0, f"the controller at {self._config.host}")
 
     def _wait_for_rest(self, robot: Any) -> None:
+        """Both the velocity's sample and the way of 50 ms may say so: a servo can chatter without going anywhere."""
         deadline_s = time.monotonic() + self._config.rest_timeout_s
-        while (speed := float(np.abs(robot.state.dq).max())) > self._config.rest_speed_rad_s:
+        state = robot.state
+        speed = float(np.abs(state.dq).max())
+        while speed > self._config.rest_speed_rad_s:
             if time.monotonic() > deadline_s or self._stop_asked.is_set():
                 raise RobotError(f"the arm still moves at {speed:.3f} rad/s; commands of another kind would jump")
-            time.sleep(0.005)
+            before, begun_s = np.array(state.q), float(state.time.to_sec())
+            time.sleep(0.05)
+            state = robot.state
+            travelled = float(np.abs(np.array(state.q) - before).max())
+            speed = min(float(np.abs(state.dq).max()), travelled / max(float(state.time.to_sec()) - begun_s, 1e-3))
 
     def _connected(self) -> tuple[Any, FrankaGripper]:
         if self._robot is None or self._gripper is None:
             raise RobotError("not connected; call connect() first")
         return self._robot, self._gripper
+
+
+def _import_franky() -> Any:
+    try:
+        return importlib.import_module("franky")
+    except ImportError as error:
+        raise ImportError(f"the Franka driver needs franky-control ({error}): pip install 'vla-rl[franka]'") from error
+
+
+def _errors_of(franky: Any) -> tuple[type[Exception], ...]:
+    """All that libfranka and franky raise."""
+    libfranka = (
+        "Command",
+        "Control",
+        "Network",
+        "Protocol",
+        "InvalidOperation",
+        "IncompatibleVersion",
+        "Model",
+        "Realtime",
+    )
+    names = (*libfranka, "Realtime", "InvalidMotionType", "Gripper")
+    return (franky.Exception, *(getattr(franky, f"{name}Exception") for name in names))

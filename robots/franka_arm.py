@@ -22,14 +22,6 @@ Arm = Literal["FR3", "Panda"]
 Pose = Float64[np.ndarray, "4 4"]
 """Homogeneous transformation."""
 
-STATE_NAMES = (
-    *(f"eef_pos_{axis}" for axis in "xyz"),
-    *(f"eef_axis_angle_{axis}" for axis in "xyz"),
-    "finger_1",
-    "finger_2",
-)
-"""As the simulated Pandas name them; the fingers are mirrored, +width/2 and -width/2."""
-
 _HALF = math.sqrt(0.5)
 
 # robosuite 1.4, panda/robot.xml and panda_gripper.xml: right_hand 0.1065 m behind joint 7, turned by -45 degrees about

@@ -42,9 +42,10 @@ class FrankaGripper:
         hand: A connected `franky.Gripper`.
         franky: The module, for its exceptions.
         config: Settings.
+        width_m: Distance of the fingers now.
     """
 
-    def __init__(self, hand: Any, franky: Any, config: GripperConfig) -> None:
+    def __init__(self, hand: Any, franky: Any, config: GripperConfig, width_m: float) -> None:
         self._hand = hand
         self._franky = franky
         self._config = config
@@ -57,7 +58,7 @@ class FrankaGripper:
         self._is_closing_down = False
         self._failures: deque[str] = deque(maxlen=20)
         self._lost: str | None = None
-        self._width_m = float(hand.width)
+        self._width_m = width_m
         threading.Thread(target=self._work, name="franka gripper", daemon=True).start()
 
     @property

@@ -156,7 +156,8 @@ class Recorder:
         self._stream.close()
         self._events.close()
         columns = zip(*self._ticks, strict=True) if self._ticks else [()] * len(_COLUMNS)
-        np.savez(part / "ticks.npz", **{name: np.array(column) for name, column in zip(_COLUMNS, columns, strict=True)})
+        arrays: dict[str, Any] = {name: np.array(column) for name, column in zip(_COLUMNS, columns, strict=True)}
+        np.savez(part / "ticks.npz", **arrays)
         for camera, images in self._images.items():
             np.savez_compressed(
                 part / f"images_{camera}.npz", images=np.stack(images), ticks=np.array(self._image_ticks[camera])

@@ -134,7 +134,10 @@ def fit_response(response: StepResponse) -> ResponseModel:
     guess = np.array([total / np.abs(np.cumsum(response.actions)).max(), 15.0, 1.0])
 
     def residual(values: Float64[np.ndarray, 3]) -> Float64[np.ndarray, " periods_and_end"]:
-        return simulate(response.actions, response.period_s, *values) - response.moved
+        error: Float64[np.ndarray, " periods_and_end"] = (
+            simulate(response.actions, response.period_s, *values) - response.moved
+        )
+        return error
 
     bounds = ([0.0, _OMEGA_RANGE[0], _ZETA_RANGE[0]], [np.inf, _OMEGA_RANGE[1], _ZETA_RANGE[1]])
     fits = [

@@ -183,7 +183,8 @@ class SimRobot:
         state, scale = self.observe(), np.array(self._contract.action.scale)
         turn = rotation_vector_from_matrix(command.rotation @ state.rotation.T)
         action = np.concatenate([command.position_m - state.position_m, turn, [command.gripper]]) / scale
-        return np.clip(action, -1.0, 1.0)
+        clipped: Float64[np.ndarray, " action_dim"] = np.clip(action, -1.0, 1.0)
+        return clipped
 
     def _advance(self, action: Float64[np.ndarray, " action_dim"]) -> None:
         if self.is_done:

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from scripts import (
+from scripts import calibrate_response, run_robot, (
     bench_sim,
     bench_train,
     collect_demos,
@@ -38,6 +38,8 @@ app.command("evaluate", epilog=field_table("suite", "policy", "compute", "evalua
     evaluate.main
 )
 app.command("compare")(compare.main)
+app.command("run-robot")(run_robot.main)
+app.command("calibrate-response")(calibrate_response.main)
 app.command("export")(export.main)
 app.command("serve")(serve.main)
 app.command("doctor", epilog=EVERYTHING)(doctor.main)

@@ -12,8 +12,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import Field
-from robots.safety import SafetyChain, SafetyConfig
-from robots.watchdog import Watchdog
 
 from robots.cameras import CameraConfig, make_camera
 from robots.contract import DeploymentContract
@@ -23,7 +21,9 @@ from robots.recorder import Recorder
 from robots.robot import Camera, Robot
 from robots.run_types import Answer, EpisodeReport, Infer, InferenceError, RuntimeConfig, control_period_s
 from robots.runtime import Runtime
+from robots.safety import SafetyChain, SafetyConfig
 from robots.sim_robot import SimRobot, sim_cameras
+from robots.watchdog import Watchdog
 from scripts.progress import console
 from scripts.serve import make_server
 from sim.suites import SuiteConfig, make_suite
@@ -32,7 +32,7 @@ from vla_rl.config import ConfigModel, load_config
 from vla_rl.config_text import config_to_yaml
 from vla_rl.evaluation.intervals import wilson_interval
 from vla_rl.rollout.sources import evaluation_starts
-from vla_rl.serving.chunking import ChunkBuffer, Seam
+from vla_rl.serving.chunking import Blend, ChunkBuffer
 from vla_rl.serving.client import PolicyClient, PolicyError
 from vla_rl.types import Split
 
@@ -66,7 +66,7 @@ class DeployConfig(ConfigModel):
     """Limits; the workspace has no default."""
     runtime: RuntimeConfig = RuntimeConfig()
     """Modes, deadlines, recoveries."""
-    seam: Seam = "latest"
+    blend: Blend = "latest"
     """What counts where an old and a new chunk overlap."""
 
 
@@ -146,7 +146,7 @@ def _runtime(
         cameras,
         _inference(client, added_latency_s),
         SafetyChain(contract, config.safety, robot.description),
-        ChunkBuffer(control_period_s(contract, config.runtime), config.seam),
+        ChunkBuffer(control_period_s(contract, config.runtime), config.blend),
         contract,
         config.runtime,
         watchdog=None if robot.description.is_lockstep else Watchdog(),
@@ -239,7 +239,7 @@ def main(
     api_key = None if api_key_file is None else api_key_file.read_text(encoding="utf-8").strip()
     own = None if checkpoint is None else make_server(Path(checkpoint), port=0)
     with own or nullcontext():
-        client = PolicyClient(server if own is None else own.url, api_key=api_key)
+        client = PolicyClient(server or (own.url if own else ""), api_key=api_key)
         try:
             contract = DeploymentContract.model_validate(client.connect()["contract"])
             reports = run_robot(config, contract, client, out, instruction, episodes)

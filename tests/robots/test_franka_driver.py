@@ -12,8 +12,8 @@ import mujoco
 import numpy as np
 import pytest
 
+from robots.driving import STATE_NAMES
 from robots.franka import FrankaRobot
-from robots.franka_arm import STATE_NAMES
 from robots.franka_config import FrankaConfig
 from robots.robot import Command, Robot, RobotError, RobotState
 from sim.mujoco_world import rotation_vector

@@ -1,8 +1,7 @@
-"""How we call franky: imported late, with one tuple of its errors, never waiting for ever, and with floats only."""
+"""What drivers share: names of states, commands as floats, and calls that must not wait for ever."""
 
 from __future__ import annotations
 
-import importlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,37 +11,17 @@ from jaxtyping import Float64
 
 from robots.robot import Command, RobotError
 
-
-def errors_of(franky: Any) -> tuple[type[Exception], ...]:
-    """All that libfranka and franky raise."""
-    libfranka = (
-        "Command",
-        "Control",
-        "Network",
-        "Protocol",
-        "InvalidOperation",
-        "IncompatibleVersion",
-        "Model",
-        "Realtime",
-    )
-    names = (*libfranka, "Realtime", "InvalidMotionType", "Gripper")
-    return (franky.Exception, *(getattr(franky, f"{name}Exception") for name in names))
-
-
-def import_franky() -> Any:
-    """The module.
-
-    Raises:
-        ImportError: It is not installed.
-    """
-    try:
-        return importlib.import_module("franky")
-    except ImportError as error:
-        raise ImportError(f"the Franka driver needs franky-control ({error}): pip install 'vla-rl[franka]'") from error
+STATE_NAMES = (
+    *(f"eef_pos_{axis}" for axis in "xyz"),
+    *(f"eef_axis_angle_{axis}" for axis in "xyz"),
+    "finger_1",
+    "finger_2",
+)
+"""As the simulated Pandas name them; the fingers are mirrored, +width/2 and -width/2."""
 
 
 def command_pose(command: Command) -> Float64[np.ndarray, "4 4"]:
-    """The commanded tool pose; floats, whatever was given: franky refuses integers.
+    """The commanded tool pose; floats, whatever was given: drivers refuse integers.
 
     Raises:
         ValueError: Not finite, or not a rotation.

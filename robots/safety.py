@@ -1,0 +1,308 @@
+"""The safety chain: what the policy asks, step by step, becomes what the robot may be told.
+
+The order is fixed, and there is no switch. Each step looks at one thing, and says what it changed:
+
+    1 numbers    2 contract's units    3 workspace    4 caps per tick    5 leash    6 joints    7 shaping    8 forces
+    9 what is measured
+
+An action that violates nothing passes with its own numbers untouched (`Command.action`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float64
+
+from robots.contract import DeploymentContract
+from robots.robot import Command, RobotDescription, RobotState
+from robots.rotations import (
+    angle_between,
+    limit_rotation,
+    matrix_from_rotation_vector,
+    rotation_vector_from_matrix,
+)
+from robots.safety_config import KeepOutPlane, SafetyConfig, effective_limits
+from robots.shaping import Shaper
+
+__all__ = ["Decision", "KeepOutPlane", "SafetyChain", "SafetyConfig", "SafetyEvent"]
+_FIRST_SHARE = 0.1  # of the caps at the beginning of the ramp
+_RUNAWAY = 1.5  # measured speed over allowed speed
+_SAME = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class SafetyEvent:
+    """What a step did.
+
+    Attributes:
+        kind: Short name.
+        severity: "info"; "clamped": the command was changed; "hold": there is no command; "fault": stop.
+        detail: Numbers, for people.
+    """
+
+    kind: str
+    severity: Literal["info", "clamped", "hold", "fault"]
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Decision:
+    """What the robot is to be told.
+
+    Attributes:
+        command: None: nothing; it holds.
+        events: What the steps did, in order.
+    """
+
+    command: Command | None
+    events: tuple[SafetyEvent, ...]
+
+
+@dataclass(kw_only=True, eq=False)
+class _Step:
+    """The command under way through the chain."""
+
+    position: Float64[np.ndarray, 3]
+    rotation: Float64[np.ndarray, "3 3"]
+    gripper: float
+    events: list[SafetyEvent]
+
+    def note(self, kind: str, severity: Literal["info", "clamped", "hold", "fault"], detail: str) -> None:
+        self.events.append(SafetyEvent(kind=kind, severity=severity, detail=detail))
+
+    @property
+    def is_refused(self) -> bool:
+        return any(event.severity in ("hold", "fault") for event in self.events)
+
+
+class SafetyChain:
+    """Reviews one action per control period. See the module's docstring."""
+
+    def __init__(self, contract: DeploymentContract, config: SafetyConfig, description: RobotDescription) -> None:
+        """Check the limits.
+
+        Raises:
+            ValueError: They are wider than the driver's, or the workspace makes no sense for this robot.
+        """
+        self._contract = contract
+        self._config = config
+        self._limits = effective_limits(config, description)
+        self._is_lockstep = description.is_lockstep
+        self._period_s = 1.0 / contract.control_rate_hz
+        self._scale = np.array(contract.action.scale)
+        limits = self._limits
+        self._linear = Shaper(
+            self._period_s, limits.linear_speed_m_s, limits.linear_acceleration_m_s2, limits.linear_jerk_m_s3
+        )
+        self._angular = Shaper(
+            self._period_s, limits.angular_speed_rad_s, limits.angular_acceleration_rad_s2, limits.angular_jerk_rad_s3
+        )
+        self._target: tuple[np.ndarray, np.ndarray] | None = None
+        self._num_since_resync = 0
+
+    def resync(self, state: RobotState) -> None:
+        """Forget the last target: after a start, a hold or a fault the next action counts from where the robot is."""
+        self._target = (state.position_m.copy(), state.rotation.copy())
+        self._linear.reset(state.position_m)
+        self._angular.reset(np.zeros(3))
+        self._num_since_resync = 0
+
+    def review(self, action: np.ndarray, state: RobotState) -> Decision:
+        """One action, in the contract's units, in the robot's present state."""
+        if self._target is None:
+            self.resync(state)
+        problem = self._not_numbers(action, state)
+        if problem is not None:
+            return Decision(command=None, events=(problem,))
+        asked = self._in_units(action, state)
+        step = replace(asked, position=asked.position.copy(), events=[])
+        self._workspace(step)
+        self._caps(step)
+        self._leash(step, state)
+        self._joints(step, state)
+        self._shape(step)
+        self._forces(step, state)
+        self._monitor(step, state)
+        if step.is_refused:
+            return Decision(command=None, events=tuple(step.events))
+        self._target = (step.position, step.rotation)
+        self._num_since_resync += 1
+        is_untouched = not any(event.severity == "clamped" for event in step.events)
+        command = Command(
+            position_m=step.position,
+            rotation=step.rotation,
+            gripper=step.gripper,
+            action=action if is_untouched else None,
+        )
+        return Decision(command=command, events=tuple(step.events))
+
+    def check_first_chunk(
+        self, actions: Float64[np.ndarray, "horizon action_dim"], state: RobotState
+    ) -> tuple[SafetyEvent, ...]:
+        """Whether a policy's first chunk looks like what it was trained to say.
+
+        Wrong statistics, swapped entries or other units show here, before anything moves.
+        """
+        if actions.ndim != 2 or actions.shape[1] != len(self._scale) or not np.isfinite(actions).all():
+            detail = f"the first chunk has shape {actions.shape} or is not finite"
+            return (SafetyEvent(kind="not_finite", severity="fault", detail=detail),)
+        low, high = np.array(self._contract.action.low), np.array(self._contract.action.high)
+        margin = self._config.range_margin * np.maximum(high - low, 0.1)
+        outside = (actions < low - margin) | (actions > high + margin)
+        if not outside.any():
+            return ()
+        index = int(np.argmax(outside.any(axis=0)))
+        name, values = self._contract.action.names[index], actions[:, index]
+        detail = (
+            f"{name} is {values.min():.3g} to {values.max():.3g}, but was {low[index]:.3g} to {high[index]:.3g} in "
+            "training: wrong statistics, units or order of entries?"
+        )
+        return (SafetyEvent(kind="unlike_training", severity="fault", detail=detail),)
+
+    # --- The steps, in order -----------------------------------------------------------------------------------------
+
+    def _not_numbers(self, action: np.ndarray, state: RobotState) -> SafetyEvent | None:
+        expected = (len(self._scale),)
+        if not isinstance(action, np.ndarray) or action.shape != expected or action.dtype.kind != "f":
+            given = f"{getattr(action, 'dtype', type(action).__name__)} of shape {getattr(action, 'shape', '?')}"
+            return SafetyEvent(
+                kind="malformed", severity="hold", detail=f"the action is {given}, expected floats {expected}"
+            )
+        measured = (state.position_m, state.rotation, state.joint_positions_rad, state.joint_velocities_rad_s)
+        if not np.isfinite(action).all():
+            return SafetyEvent(kind="not_finite", severity="hold", detail=f"the action is {action.tolist()}")
+        if not all(np.isfinite(values).all() for values in measured):
+            return SafetyEvent(kind="state_not_finite", severity="fault", detail="the measured state is not finite")
+        return None
+
+    def _in_units(self, action: Float64[np.ndarray, " action_dim"], state: RobotState) -> _Step:
+        """Displacement and rotation vector become a target pose; the gripper's sign becomes ours.
+
+        A simulator that was trained in counts from the measured pose, as training did. A real arm sags under that rule,
+        so there the chain counts from its own last target, and the leash keeps it near the arm.
+        """
+        meaning = self._contract.action
+        values = np.clip(action, -1e6, 1e6) * self._scale
+        moved, turned = values[:3], matrix_from_rotation_vector(values[3:6])
+        is_measured = self._is_lockstep and meaning.delta_reference == "measured"
+        position, rotation = (state.position_m, state.rotation) if is_measured else self._last_target(state)
+        if meaning.frame == "tool":
+            position, rotation = position + rotation @ moved, rotation @ turned
+        else:
+            position, rotation = position + moved, turned @ rotation
+        gripper = float(np.clip(action[-1] * meaning.gripper_closes_at, -1.0, 1.0))
+        return _Step(position=position, rotation=rotation, gripper=gripper, events=[])
+
+    def _last_target(self, state: RobotState) -> tuple[np.ndarray, np.ndarray]:
+        return self._target if self._target is not None else (state.position_m, state.rotation)
+
+    def _workspace(self, step: _Step) -> None:
+        inside = np.clip(step.position, self._config.workspace_low_m, self._config.workspace_high_m)
+        for plane in self._config.keep_out:
+            normal = np.array(plane.normal) / np.linalg.norm(plane.normal)
+            depth = float(normal @ (np.array(plane.point_m) - inside))
+            if depth > 0:
+                inside = inside + depth * normal
+        if np.abs(inside - step.position).max() > _SAME:
+            step.note("clipped_workspace", "clamped", f"target {_text(step.position)} m moved to {_text(inside)} m")
+            step.position = inside
+        if np.any(inside < np.array(self._config.workspace_low_m) - _SAME) or np.any(
+            inside > np.array(self._config.workspace_high_m) + _SAME
+        ):
+            step.note("no_workspace", "hold", "the keep-out planes push the target out of the workspace")
+
+    def _caps(self, step: _Step) -> None:
+        """At most the allowed speed times the control period away from the last target, less during the ramp."""
+        if self._is_lockstep:
+            return  # the simulated controller's own limits are those of the training actions
+        position, rotation = self._target if self._target is not None else (step.position, step.rotation)
+        share = self._ramp()
+        cap_m, cap_rad = (
+            share * speed * self._period_s
+            for speed in (self._limits.linear_speed_m_s, self._limits.angular_speed_rad_s)
+        )
+        distance = float(np.linalg.norm(step.position - position))
+        if distance > cap_m + _SAME:
+            step.note("capped_translation", "clamped", f"{1e3 * distance:.1f} mm in one tick cut to {1e3 * cap_m:.1f}")
+            step.position = position + (step.position - position) * (cap_m / distance)
+        angle = angle_between(step.rotation, rotation)
+        if angle > cap_rad + _SAME:
+            step.note("capped_rotation", "clamped", f"{angle:.3f} rad in one tick cut to {cap_rad:.3f}")
+            step.rotation = limit_rotation(step.rotation, rotation, cap_rad)
+
+    def _ramp(self) -> float:
+        if self._config.ramp_in_s == 0:
+            return 1.0
+        return min(1.0, _FIRST_SHARE + self._num_since_resync * self._period_s / self._config.ramp_in_s)
+
+    def _leash(self, step: _Step, state: RobotState) -> None:
+        if self._is_lockstep:
+            return  # counts from the measured pose already
+        distance = float(np.linalg.norm(step.position - state.position_m))
+        if distance > self._config.leash_m + _SAME:
+            step.note("leash_translation", "clamped", f"target {1e3 * distance:.0f} mm ahead of the robot")
+            step.position = state.position_m + (step.position - state.position_m) * (self._config.leash_m / distance)
+        angle = angle_between(step.rotation, state.rotation)
+        if angle > self._config.leash_rad + _SAME:
+            step.note("leash_rotation", "clamped", f"target {angle:.2f} rad ahead of the robot")
+            step.rotation = limit_rotation(step.rotation, state.rotation, self._config.leash_rad)
+
+    def _joints(self, step: _Step, state: RobotState) -> None:
+        """Hold if a joint runs towards a limit faster than it can brake, or leaves its margin outwards."""
+        limits, q, dq = self._limits, state.joint_positions_rad, state.joint_velocities_rad_s
+        if not len(limits.joint_lower_rad) or not len(q):
+            return
+        margin = self._config.joint_margin_rad
+        room = np.where(dq >= 0, limits.joint_upper_rad - q, q - limits.joint_lower_rad)
+        # Braking from v over the margin's outer half takes v^2 / (2 a); a joint that needs its full speed in the
+        # margin's width may brake with a = speed^2 / margin.
+        braking = limits.joint_speed_rad_s**2 / margin
+        allowed = np.sqrt(np.maximum(0.0, 2.0 * braking * (room - margin / 2)))
+        too_fast = np.abs(dq) > np.minimum(allowed, limits.joint_speed_rad_s) + 1e-3
+        if too_fast.any():
+            joint = int(np.argmax(too_fast))
+            step.note(
+                "joint_limit",
+                "hold",
+                f"joint {joint + 1} moves at {dq[joint]:.2f} rad/s with {room[joint]:.2f} rad left to its limit",
+            )
+
+    def _shape(self, step: _Step) -> None:
+        if self._is_lockstep:
+            self._linear.jump(step.position)
+            return
+        _, rotation = self._target if self._target is not None else (step.position, step.rotation)
+        try:
+            position = self._linear.follow(step.position)
+            turned = self._angular.follow(rotation_vector_from_matrix(step.rotation @ rotation.T))
+        except ArithmeticError as error:
+            step.note("no_trajectory", "hold", str(error))
+            return
+        self._angular.shift(-turned)  # the next rotation counts from the new target
+        if (
+            np.abs(position - step.position).max() > 1e-6
+            or angle_between(matrix_from_rotation_vector(turned) @ rotation, step.rotation) > 1e-6
+        ):
+            step.note("shaped", "clamped", f"{1e3 * np.linalg.norm(position - step.position):.1f} mm still to go")
+        step.position, step.rotation = position, matrix_from_rotation_vector(turned) @ rotation
+
+    def _forces(self, step: _Step, state: RobotState) -> None:
+        if state.wrench is None:
+            return
+        force, torque = float(np.linalg.norm(state.wrench[:3])), float(np.linalg.norm(state.wrench[3:]))
+        if not (force <= self._limits.force_n and torque <= self._limits.torque_nm):
+            step.note("force", "hold", f"external force {force:.1f} N, torque {torque:.1f} N m")
+
+    def _monitor(self, step: _Step, state: RobotState) -> None:
+        """A joint that is faster than anything that was commanded has run away."""
+        speeds, allowed = np.abs(state.joint_velocities_rad_s), self._limits.joint_speed_rad_s
+        if len(allowed) and len(speeds) and (speeds > _RUNAWAY * allowed).any():
+            joint = int(np.argmax(speeds / allowed))
+            step.note("runaway", "fault", f"joint {joint + 1} moves at {speeds[joint]:.2f} rad/s")
+
+
+def _text(values: Float64[np.ndarray, 3]) -> str:
+    return "(" + ", ".join(f"{value:.3f}" for value in values) + ")"

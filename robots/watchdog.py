@@ -1,0 +1,120 @@
+"""A second pair of eyes: holds and then stops the robot if commands, states or pictures stop coming.
+
+It has a thread and a clock of its own, so it acts while the control loop is blocked; after a process was frozen, it
+acts as soon as the process runs again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+DEFAULT_CHANNELS: Mapping[str, tuple[float, float]] = {
+    "command": (0.25, 1.0),
+    "state": (0.25, 1.0),
+    "camera": (1.5, 3.0),
+}
+"""Seconds without news until hold, and until stop. A name before a colon ("camera:wrist") is looked up here."""
+_TICK_S = 0.01
+
+
+@dataclass(kw_only=True, eq=False)
+class _Channel:
+    stamp: object
+    fresh_s: float
+    has_held: bool = False
+
+
+class Watchdog:
+    """Feed it; `on_hold` and `on_stop` are called from its thread, once per silence each."""
+
+    def __init__(
+        self,
+        channels: Mapping[str, tuple[float, float]] = DEFAULT_CHANNELS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Set deadlines.
+
+        Args:
+            channels: Kind of channel -> (seconds until hold, seconds until stop).
+            clock: Monotonic time.
+
+        Raises:
+            ValueError: A deadline is not positive, or stop comes before hold.
+        """
+        for name, (hold_s, stop_s) in channels.items():
+            if not 0.0 < hold_s < stop_s < float("inf"):
+                raise ValueError(
+                    f"watchdog channel {name!r}: hold after {hold_s} s must come before stop after {stop_s} s"
+                )
+        self._deadlines = dict(channels)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._channels: dict[str, _Channel] = {}
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self.problems: list[str] = []
+        """What went wrong in callbacks."""
+
+    def start(self, on_hold: Callable[[str], None], on_stop: Callable[[str], None]) -> None:
+        """Watch from now on; a channel is watched from its first feeding on. Starting again begins anew."""
+        self.stop()
+        self._channels, self._ended = {}, threading.Event()
+        self._thread = threading.Thread(
+            target=self._watch, args=(self._ended, on_hold, on_stop), name="watchdog", daemon=True
+        )
+        self._thread.start()
+
+    def feed(self, channel: str, stamp: object) -> None:
+        """News; the same stamp again is none (a frozen camera delivers, too).
+
+        Raises:
+            ValueError: No deadline is set for this kind of channel.
+        """
+        if channel.split(":")[0] not in self._deadlines:
+            raise ValueError(f"no deadline for channel {channel!r}; there are: {', '.join(self._deadlines)}")
+        with self._lock:
+            known = self._channels.get(channel)
+            if known is None or known.stamp != stamp:
+                self._channels[channel] = _Channel(stamp=stamp, fresh_s=self._clock())
+
+    def stop(self) -> None:
+        """Stop watching; may be called at any time, also from a callback."""
+        self._ended.set()
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=5.0)
+
+    def _watch(self, ended: threading.Event, on_hold: Callable[[str], None], on_stop: Callable[[str], None]) -> None:
+        while not ended.wait(_TICK_S):
+            for callback, reason in self._due(on_hold, on_stop):
+                if ended.is_set():
+                    return
+                self._call(callback, reason)
+                if callback is on_stop:
+                    return
+
+    def _due(
+        self, on_hold: Callable[[str], None], on_stop: Callable[[str], None]
+    ) -> list[tuple[Callable[[str], None], str]]:
+        with self._lock:
+            now = self._clock()
+            due = []
+            for name, channel in self._channels.items():
+                hold_s, stop_s = self._deadlines[name.split(":")[0]]
+                silent_s = now - channel.fresh_s
+                reason = f"no news on {name} for {silent_s:.2f} s"
+                if silent_s > hold_s and not channel.has_held:
+                    channel.has_held = True
+                    due.append((on_hold, reason))
+                if silent_s > stop_s:
+                    due.append((on_stop, reason))
+            return due
+
+    def _call(self, callback: Callable[[str], None], reason: str) -> None:
+        try:
+            callback(reason)
+        except Exception as error:  # whatever a driver raises, the watchdog goes on and still tries to stop
+            self.problems.append(f"{reason}: {error!r}")

@@ -1,0 +1,318 @@
+"""The runtime on a made-up robot: what is sent, when it holds, when it gives up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fakes import POLICY_SPEC, tiny_policy
+
+from robots.contract import DeploymentContract
+from robots.recorder import Recorder, finished_episodes, load_episode
+from robots.robot import CameraFrame, Command, RobotDescription, RobotError, RobotLimits, RobotState
+from robots.run_types import InferenceError, RunState, RuntimeConfig
+from robots.runtime import Runtime
+from robots.safety import SafetyChain, SafetyConfig
+from robots.watchdog import Watchdog
+from sim.mujoco_world import ACTION_MEANING, PROPRIO_NAMES
+from vla_rl.serving.chunking import ChunkBuffer
+
+RATE_HZ = 50.0
+SPEC = replace(
+    POLICY_SPEC, action_meaning=ACTION_MEANING, proprio_names=PROPRIO_NAMES, control_rate_hz=RATE_HZ, image_size=(8, 8)
+)
+CONTRACT = tiny_policy(SPEC).contract()
+assert isinstance(CONTRACT, DeploymentContract)
+SAFETY = SafetyConfig(workspace_low_m=(0.2, -0.3, 0.1), workspace_high_m=(0.7, 0.3, 0.6))
+HOME = np.array([0.45, 0.0, 0.3])
+
+
+class FakeRobot:
+    """Follows every command at once; notes what it was told and when."""
+
+    def __init__(self, is_lockstep: bool = False) -> None:
+        self.position = HOME.copy()
+        self.sent: list[tuple[float, Command]] = []
+        self.calls: list[str] = []
+        self.fault = ""
+        self.fails_after: int | None = None
+        self.is_lockstep = is_lockstep
+        self._started = time.monotonic()
+
+    @property
+    def description(self) -> RobotDescription:
+        limits = RobotLimits(
+            joint_lower_rad=np.zeros(0),
+            joint_upper_rad=np.zeros(0),
+            joint_speed_rad_s=np.zeros(0),
+            linear_speed_m_s=3.0,
+            linear_acceleration_m_s2=1e4,
+            linear_jerk_m_s3=1e7,
+            angular_speed_rad_s=30.0,
+            angular_acceleration_rad_s2=1e4,
+            angular_jerk_rad_s3=1e7,
+            reach_m=0.9,
+        )
+        return RobotDescription(
+            name="fake",
+            arm="Panda",
+            spaces=("ee_delta",),
+            state_names=PROPRIO_NAMES,
+            min_rate_hz=1.0,
+            max_rate_hz=100.0,
+            limits=limits,
+            is_lockstep=self.is_lockstep,
+        )
+
+    def connect(self, timeout_s: float) -> None:
+        self.calls.append("connect")
+
+    def observe(self) -> RobotState:
+        values = [*self.position, 0.0, 0.0, 0.0, 0.04, -0.04]
+        return RobotState(
+            time_s=time.monotonic() - self._started,
+            received_s=time.monotonic(),
+            position_m=self.position.copy(),
+            rotation=np.eye(3),
+            named=dict(zip(PROPRIO_NAMES, values, strict=True)),
+            mode="fault" if self.fault else "moving",
+            faults=(self.fault,) if self.fault else (),
+        )
+
+    def command(self, command: Command) -> Command:
+        if self.fails_after is not None and len(self.sent) >= self.fails_after:
+            self.fault, self.fails_after = "reflex: joint_velocity_violation", None
+            raise RobotError(self.fault)
+        self.sent.append((time.monotonic(), command))
+        self.position = np.array(command.position_m)
+        return command
+
+    def hold(self) -> None:
+        self.calls.append("hold")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+    def recover(self) -> None:
+        self.calls.append("recover")
+        self.fault = ""
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class FakeCamera:
+    name = "agentview"
+
+    def __init__(self) -> None:
+        self.index = 0
+        self.frozen_s: float | None = None
+
+    def read(self) -> CameraFrame:
+        self.index += self.frozen_s is None
+        captured = time.monotonic() if self.frozen_s is None else self.frozen_s
+        return CameraFrame(image=np.zeros((8, 8, 3), np.uint8), captured_s=captured, index=self.index)
+
+    def close(self) -> None:
+        pass
+
+
+def policy(action: np.ndarray, latency_s: float = 0.0) -> Callable[[dict, float], SimpleNamespace]:
+    def infer(observation: dict, deadline_s: float) -> SimpleNamespace:
+        if latency_s > deadline_s:
+            time.sleep(deadline_s)
+            raise InferenceError("no answer in time")
+        time.sleep(latency_s)
+        return SimpleNamespace(actions=np.tile(action, (CONTRACT.action_horizon, 1)))
+
+    return infer
+
+
+def forward(size: float = 0.01) -> np.ndarray:
+    return np.array([size, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
+
+
+def make(
+    robot: FakeRobot, infer: Callable, camera: FakeCamera | None = None, folder: Path | None = None, **config: object
+) -> Runtime:
+    settings = RuntimeConfig(**{"max_steps": 60, "max_hold_s": 0.3, "inference_deadline_s": 0.5, **config})  # type: ignore[arg-type]
+    return Runtime(
+        robot,
+        [camera or FakeCamera()],
+        infer,
+        SafetyChain(CONTRACT, SAFETY, robot.description),
+        ChunkBuffer(1.0 / RATE_HZ),
+        CONTRACT,
+        settings,
+        watchdog=None if robot.is_lockstep else Watchdog(),
+        recorder=None if folder is None else Recorder(folder, PROPRIO_NAMES, 7),
+    )
+
+
+def run(runtime: Runtime):  # type: ignore[no-untyped-def]
+    try:
+        assert any("rate: 50 Hz" in line for line in runtime.preflight())
+        return runtime.run_episode("go on")
+    finally:
+        runtime.close()
+
+
+def test_lockstep_sends_the_policys_numbers_to_the_bit_and_asks_once_per_executed_chunk() -> None:
+    robot, asked = FakeRobot(is_lockstep=True), []
+    chunk = np.random.default_rng(0).uniform(-0.3, 0.3, (8, 7))
+
+    def infer(observation: dict, deadline_s: float) -> SimpleNamespace:
+        asked.append(observation)
+        return SimpleNamespace(actions=chunk)
+
+    report = run(make(robot, infer, max_steps=20))
+    assert (report.outcome, report.num_steps) == ("failure", 20)
+    assert len(asked) == 1 + 3  # preflight, then at 0, 8 and 16
+    for i, (_, command) in enumerate(robot.sent):
+        assert command.action is not None
+        np.testing.assert_array_equal(command.action, chunk[i % 8])
+    assert asked[1]["prompt"] == "go on"
+    assert asked[1]["observation/state"].dtype == np.float32
+
+
+@pytest.mark.parametrize("latency_s", [0.0, 0.05])
+def test_commands_go_on_while_the_next_chunk_is_computed(latency_s: float) -> None:
+    robot = FakeRobot()
+    report = run(make(robot, policy(forward(), latency_s)))
+    assert report.outcome == "failure"  # the time limit
+    first_wait = round(latency_s * RATE_HZ) + 3
+    assert report.cadence.starved <= first_wait + 3
+    assert len(robot.sent) >= report.num_steps - first_wait - 3
+    assert report.cadence.inference_max_ms >= 1e3 * latency_s
+
+
+def test_answers_that_are_never_in_time_hold_and_then_end_the_episode() -> None:
+    robot = FakeRobot()
+    runtime = make(robot, policy(forward()), inference_deadline_s=0.05, max_hold_s=0.4)
+    runtime.preflight()
+    runtime._infer = policy(forward(), latency_s=9.0)
+    report = runtime.run_episode("go on")
+    runtime.close()
+    assert report.outcome == "fault"
+    assert "held for more than 0.4 s" in report.detail
+    assert robot.sent == []
+    assert report.events["inference_failed"] >= 2
+    assert robot.calls[-2:] != []
+    assert "stop" in robot.calls
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_numbers_that_are_none_are_never_sent(value: float) -> None:
+    robot, bad = FakeRobot(), forward()
+    bad[1] = value
+    runtime = make(robot, policy(bad))
+    runtime.preflight()
+    report = runtime.run_episode("go on")
+    runtime.close()
+    assert report.outcome == "fault"
+    assert robot.sent == []
+
+
+def test_a_reflex_is_cleared_as_often_as_allowed_and_with_fresh_observations() -> None:
+    robot, camera = FakeRobot(), FakeCamera()
+    robot.fails_after = 5
+    report = run(make(robot, policy(forward()), camera, max_recoveries=1))
+    assert report.outcome == "failure"
+    assert (report.events["fault"], report.events["recovered"]) == (1, 1)
+    assert robot.calls.count("recover") == 1
+    robot = FakeRobot()
+    robot.fails_after = 5
+    runtime = make(robot, policy(forward()), max_recoveries=0)
+    runtime.preflight()
+    report = runtime.run_episode("go on")
+    assert report.outcome == "fault"
+    assert "joint_velocity_violation" in report.detail
+    assert "recover" not in robot.calls
+    with pytest.raises(ValueError, match="state 'fault'"):
+        runtime.run_episode("again")
+    runtime.acknowledge()
+    assert runtime.state is RunState.READY
+    runtime.close()
+
+
+def test_a_frozen_camera_holds_and_ends_the_episode() -> None:
+    robot, camera = FakeRobot(), FakeCamera()
+    runtime = make(robot, policy(forward()), camera, max_steps=500, max_camera_age_s=0.1)
+    runtime.preflight()
+    threading.Timer(0.3, lambda: setattr(camera, "frozen_s", time.monotonic())).start()
+    report = runtime.run_episode("go on")
+    runtime.close()
+    assert report.outcome == "fault"
+    assert "camera agentview" in report.detail
+    assert report.num_steps < 200
+
+
+def test_an_emergency_stop_is_final() -> None:
+    robot = FakeRobot()
+    runtime = make(robot, policy(forward()), max_steps=5000)
+    runtime.preflight()
+    threading.Timer(0.2, runtime.emergency_stop).start()
+    report = runtime.run_episode("go on")
+    assert report.outcome == "estop"
+    assert "stop" in robot.calls
+    for call in (lambda: runtime.run_episode("again"), runtime.acknowledge):
+        with pytest.raises(ValueError, match=r"estop|emergency stop"):
+            call()
+    runtime.close()
+    runtime.close()
+
+
+def test_the_estop_file_stops(tmp_path: Path) -> None:
+    robot = FakeRobot()
+    (tmp_path / "stop").touch()
+    report = run(make(robot, policy(forward()), estop_file=tmp_path / "stop"))
+    assert (report.outcome, robot.sent) == ("estop", [])
+
+
+@pytest.mark.parametrize("mode", ["dry_run", "shadow"])
+def test_dry_runs_send_nothing_and_record_what_was_asked(mode: str, tmp_path: Path) -> None:
+    robot = FakeRobot()
+    report = run(make(robot, policy(forward()), folder=tmp_path, mode=mode, max_steps=20))
+    assert robot.sent == []
+    assert "hold" not in robot.calls
+    episode = load_episode(finished_episodes(tmp_path)[0])
+    assert len(episode.time_s) == report.num_steps == 20
+    np.testing.assert_array_equal(episode.asked[-1], forward())
+    assert np.isnan(episode.sent_position_m).all()
+
+
+def test_what_was_asked_sent_and_measured_is_recorded(tmp_path: Path) -> None:
+    robot = FakeRobot()
+    run(make(robot, policy(forward()), folder=tmp_path, max_steps=30))
+    episode = load_episode(finished_episodes(tmp_path)[0])
+    is_sent = np.isfinite(episode.sent_position_m[:, 0])
+    assert is_sent.sum() == len(robot.sent) > 10
+    np.testing.assert_array_equal(episode.sent_position_m[is_sent][-1], robot.sent[-1][1].position_m)
+    assert episode.info["outcome"] == "failure"
+    assert episode.info["instruction"] == "go on"
+    assert len(episode.images["agentview"]) >= 2
+
+
+def test_a_robot_that_does_not_fit_is_refused_before_anything_moves() -> None:
+    robot = FakeRobot()
+    camera = FakeCamera()
+    camera.name = "front"  # type: ignore[misc]
+    with pytest.raises(ValueError, match="cameras: checkpoint agentview"):
+        make(robot, policy(forward()), camera)
+    with pytest.raises(ValueError, match="needs a watchdog"):
+        Runtime(
+            robot,
+            [FakeCamera()],
+            policy(forward()),
+            SafetyChain(CONTRACT, SAFETY, robot.description),
+            ChunkBuffer(0.02),
+            CONTRACT,
+            RuntimeConfig(),
+        )
+    assert robot.calls == []
