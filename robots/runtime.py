@@ -322,7 +322,7 @@ class Runtime:
         if decision.command is None:
             self._hold(run, state, "; ".join(event.kind for event in decision.events))
             return None
-        run.hold_since_s = None
+        run.hold_since_s, run.detail = None, ""
         self.state = RunState.RUNNING
         if self._watchdog:
             self._watchdog.feed("command", run.num_steps)

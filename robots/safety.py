@@ -11,7 +11,7 @@ An action that violates nothing passes with its own numbers untouched (`Command.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float64
@@ -110,7 +110,7 @@ class SafetyChain:
         self._angular.reset(np.zeros(3))
         self._num_since_resync = 0
 
-    def review(self, action: np.ndarray, state: RobotState) -> Decision:
+    def review(self, action: Any, state: RobotState) -> Decision:
         """One action, in the contract's units, in the robot's present state."""
         if self._target is None:
             self.resync(state)
@@ -164,7 +164,7 @@ class SafetyChain:
 
     # --- The steps, in order -----------------------------------------------------------------------------------------
 
-    def _not_numbers(self, action: np.ndarray, state: RobotState) -> SafetyEvent | None:
+    def _not_numbers(self, action: Any, state: RobotState) -> SafetyEvent | None:
         expected = (len(self._scale),)
         if not isinstance(action, np.ndarray) or action.shape != expected or action.dtype.kind != "f":
             given = f"{getattr(action, 'dtype', type(action).__name__)} of shape {getattr(action, 'shape', '?')}"

@@ -6,15 +6,17 @@ import sys
 
 import typer
 
-from scripts import calibrate_response, run_robot, (
+from scripts import (
     bench_sim,
     bench_train,
+    calibrate_response,
     collect_demos,
     compare,
     doctor,
     evaluate,
     export,
     quickstart,
+    run_robot,
     serve,
     sft,
     train,
