@@ -228,7 +228,8 @@ def main(
 ) -> None:
     """Run a checkpoint on a robot: policy server, runtime, safety chain, recordings (sections: see --print-config)."""
     words = list(arguments or [])
-    checkpoint = words.pop(0) if server is None and words else None
+    is_setting = not words or "=" in words[0] or words[0].endswith(".yaml")
+    checkpoint = words.pop(0) if server is None and not is_setting else None
     files = [*([f"configs/robots/{robot}.yaml"] if robot else []), *(word for word in words if "=" not in word)]
     config = load_config(DeployConfig, [Path(name) for name in files], [word for word in words if "=" in word])
     if print_config:
