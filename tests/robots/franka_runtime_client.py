@@ -108,7 +108,7 @@ def main() -> None:
             return actions
         match scenario:
             case "nan":
-                actions[2:, 1] = np.nan
+                actions[:, 1] = np.nan
             case "too_far":
                 actions[:, :3] = (1.0, 1.0, 0.0)
             case "discontinuity":
@@ -152,6 +152,7 @@ def main() -> None:
     )
     robot.connect(10.0)
     robot.home(HOME)
+    robot.close()
     runtime.preflight()
     match scenario:
         case "killed_server":

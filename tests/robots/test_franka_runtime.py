@@ -66,13 +66,17 @@ def test_without_usable_answers_the_robot_holds_and_stops(start_peer: Any, run_c
     assert result["largest_joint_speed"] < 0.05
 
 
-@pytest.mark.parametrize("scenario", ["latency_0.2", "latency_1.0"])
-def test_slow_answers_slow_the_robot_down(start_peer: Any, run_client: Any, scenario: str) -> None:
-    result = play(start_peer, run_client, scenario, 12.0)
+def test_slow_answers_slow_the_robot_down(start_peer: Any, run_client: Any) -> None:
+    result = play(start_peer, run_client, "latency_0.2", 12.0)
     assert (result["outcome"], result["num_reflexes"]) == ("failure", 0)
-    is_slow = scenario == "latency_1.0"  # a chunk lasts 0.4 s
-    assert (result["events"].get("hold", 0) > 3) is is_slow
     assert result["travelled_m"] > 0.02
+
+
+def test_answers_later_than_their_last_action_are_never_used(start_peer: Any, run_client: Any) -> None:
+    result = play(start_peer, run_client, "latency_1.0", 12.0)  # a chunk lasts 0.4 s
+    assert (result["outcome"], result["num_reflexes"]) == ("fault", 0)
+    assert "held for more than 2.5 s" in result["detail"]
+    assert result["travelled_m"] < 0.001
 
 
 def test_a_camera_that_freezes_for_a_moment_holds_the_robot_for_that_moment(start_peer: Any, run_client: Any) -> None:
@@ -88,5 +92,5 @@ def test_a_frozen_client_is_stopped_by_the_controller_and_recovers_by_the_rule(
     result = play(start_peer, run_client, "frozen", 9.0, freeze_s=1.0)
     assert result["events"]["fault"] >= 1
     assert result["events"].get("recovered", 0) <= 2
+    assert result["events"].get("watchdog_hold", 0) >= 1  # it acts as soon as the process runs again
     assert result["outcome"] in ("failure", "fault")
-    assert result["largest_joint_speed"] < 0.2
