@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,7 +14,7 @@ from jaxtyping import Float64
 from pydantic import Field
 
 from robots.contract import DeploymentContract
-from robots.robot import RobotError
+from robots.robot import CameraFrame, RobotDescription, RobotError, RobotState
 from robots.schedule import CadenceReport, Schedule
 from vla_rl.config import ConfigModel
 
@@ -130,3 +130,25 @@ class Run:
 def control_period_s(contract: DeploymentContract, config: RuntimeConfig) -> float:
     """Time between two commands: the contract's, or longer in slow mode."""
     return 1.0 / (contract.control_rate_hz * (config.slow_factor if config.mode == "slow" else 1.0))
+
+
+def preflight_lines(
+    robot: RobotDescription,
+    config: RuntimeConfig,
+    contract: DeploymentContract,
+    state: RobotState,
+    frames: Mapping[str, CameraFrame],
+    answer: Answer,
+    answered_s: float,
+) -> list[str]:
+    """What will happen, for people."""
+    position = ", ".join(f"{value:.3f}" for value in state.position_m)
+    return [
+        f"robot: {robot.name} ({robot.arm}), mode {config.mode}",
+        f"tool at ({position}) m, gripper {1e3 * state.gripper_width_m:.0f} mm, {state.mode}",
+        f"rate: {1 / control_period_s(contract, config):g} Hz; chunks of {len(answer.actions)} actions, "
+        f"{contract.execution_horizon} executed in training",
+        *(f"camera {name}: {frame.image.shape[1]} x {frame.image.shape[0]}" for name, frame in frames.items()),
+        f"policy: {contract.policy}, trained in {contract.training_suite}",
+        f"first answer after {1e3 * answered_s:.0f} ms",
+    ]

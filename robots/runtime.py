@@ -32,8 +32,9 @@ from robots.run_types import (
     RuntimeConfig,
     StaleError,
     control_period_s,
+    preflight_lines,
 )
-from robots.safety import SafetyChain, SafetyEvent
+from robots.safety import SafetyChain
 from robots.schedule import Schedule
 from robots.watchdog import Watchdog
 
@@ -117,16 +118,8 @@ class Runtime:
             self._observer.observation(state, frames, "preflight"), max(10.0, self._config.inference_deadline_s)
         )
         self.state = RunState.READY
-        position = ", ".join(f"{value:.3f}" for value in state.position_m)
-        return [
-            f"robot: {self._robot.description.name} ({self._robot.description.arm}), mode {self._config.mode}",
-            f"tool at ({position}) m, gripper {1e3 * state.gripper_width_m:.0f} mm, {state.mode}",
-            f"rate: {1 / self.period_s:g} Hz; chunks of {len(answer.actions)} actions, "
-            f"{self._contract.execution_horizon} executed in training",
-            *(f"camera {name}: {f.image.shape[1]} x {f.image.shape[0]}" for name, f in frames.items()),
-            f"policy: {self._contract.policy}, trained in {self._contract.training_suite}, first answer after "
-            f"{1e3 * (self._clock() - started):.0f} ms",
-        ]
+        answered_s = self._clock() - started
+        return preflight_lines(self._robot.description, self._config, self._contract, state, frames, answer, answered_s)
 
     def run_episode(self, instruction: str) -> EpisodeReport:
         """One episode; returns when it is over, for whatever reason.
@@ -316,17 +309,18 @@ class Runtime:
             self._hold(run, state, "no action for this control period", is_waiting=True)
             return None
         decision = self._chain.review(action, state)
-        self._note_all(run, decision.events)
+        for event in decision.events:
+            self._note(run, event.kind, event.severity, event.detail)
         if any(event.severity == "fault" for event in decision.events):
             raise RobotError("; ".join(event.detail for event in decision.events if event.severity == "fault"))
         if decision.command is None:
             self._hold(run, state, "; ".join(event.kind for event in decision.events))
             return None
         run.hold_since_s, run.detail = None, ""
-        self.state = RunState.RUNNING
+        self._enter(RunState.RUNNING)
         if self._watchdog:
             self._watchdog.feed("command", run.num_steps)
-        if self._config.mode in ("dry_run", "shadow"):
+        if self._config.mode in ("dry_run", "shadow") or self._estop_requested.is_set():
             return None
         return self._robot.command(decision.command)
 
@@ -345,7 +339,7 @@ class Runtime:
         if not is_waiting:
             run.pending = None
         run.detail = reason
-        self.state = RunState.HOLD
+        self._enter(RunState.HOLD)
         self._chain.resync(state)
         if self._config.mode not in ("dry_run", "shadow"):
             self._robot.hold()
@@ -354,7 +348,7 @@ class Runtime:
 
     def _fault(self, run: Run, reason: str) -> None:
         """A reflex, a lost connection, a stale camera: stop, and go on only as often as the settings allow."""
-        self.state = RunState.FAULT
+        self._enter(RunState.FAULT)
         self._note(run, "fault", "fault", reason)
         self._robot.stop()
         self._buffer.clear()
@@ -370,7 +364,7 @@ class Runtime:
             run.outcome, run.detail = "fault", f"{reason}; recovery failed: {error}"
             return
         self._note(run, "recovered", "info", f"recovery {run.num_recoveries} of {self._config.max_recoveries}")
-        self.state = RunState.RUNNING
+        self._enter(RunState.RUNNING)
 
     def _watchdog_hold(self, reason: str) -> None:
         if self._run:
@@ -389,14 +383,13 @@ class Runtime:
             self._robot.stop()
         elif self._config.mode not in ("dry_run", "shadow") and not self._robot.description.is_lockstep:
             self._robot.hold()
-        if self.state is not RunState.ESTOP:
-            self.state = RunState.FAULT if run.outcome in (None, "fault") else RunState.READY
+        self._enter(RunState.FAULT if run.outcome in (None, "fault") else RunState.READY)
         if self._recorder:
             self._recorder.finish({"outcome": run.outcome, "detail": run.detail, "cadence": str(run.schedule.report())})
 
-    def _note_all(self, run: Run, events: Sequence[SafetyEvent]) -> None:
-        for event in events:
-            self._note(run, event.kind, event.severity, event.detail)
+    def _enter(self, state: RunState) -> None:
+        """Change the state; an emergency stop, which may come from another thread at any time, has the last word."""
+        self.state = RunState.ESTOP if self._estop_requested.is_set() else state
 
     def _note(self, run: Run, kind: str, severity: str, detail: str) -> None:
         run.events[kind] = run.events.get(kind, 0) + 1

@@ -19,8 +19,8 @@ from robots.cameras import FakeCamera, FakeCameraConfig
 from robots.contract import make_contract
 from robots.franka import FrankaRobot
 from robots.franka_config import FrankaConfig
-from robots.robot import RobotState
-from robots.run_types import InferenceError, RuntimeConfig
+from robots.robot import RobotError, RobotState
+from robots.run_types import EpisodeReport, InferenceError, RuntimeConfig
 from robots.runtime import Runtime
 from robots.safety import SafetyChain, SafetyConfig
 from robots.watchdog import Watchdog
@@ -59,7 +59,7 @@ class ScriptedPolicy:
     def __init__(self, spoil: Callable[[np.ndarray], np.ndarray], latency_s: float) -> None:
         self._spoil, self._latency_s = spoil, latency_s
         self._home: np.ndarray | None = None
-        self._index, self._waited = 0, 0
+        self.num_reached, self._waited = 0, 0
         contract = make_contract(
             SPEC,
             policy="ScriptedPolicy",
@@ -84,12 +84,12 @@ class ScriptedPolicy:
         position = observation["observation/state"][:3].astype(np.float64)
         if self._home is None:
             self._home = position
-        (offset, gripper), actions = PATH[self._index % len(PATH)], np.zeros((CHUNK, 7))
+        (offset, gripper), actions = PATH[self.num_reached % len(PATH)], np.zeros((CHUNK, 7))
         target = self._home + np.array(offset)
         if np.linalg.norm(target - position) < 0.02:
             self._waited += 1
             if self._waited > 3:
-                self._index, self._waited = self._index + 1, 0
+                self.num_reached, self._waited = self.num_reached + 1, 0
         for row in actions:  # at most 8 mm per control step, 16 cm/s
             step = np.clip((target - position) * 0.2, -0.008, 0.008)
             position = position + step
@@ -97,9 +97,20 @@ class ScriptedPolicy:
         return {"actions": self._spoil(actions)}
 
 
-def main() -> None:
-    host, scenario, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
-    num_chunks, is_bad = 0, threading.Event()
+class Watched(FrankaRobot):
+    """Keeps every state that it shows."""
+
+    def __init__(self, config: FrankaConfig) -> None:
+        super().__init__(config)
+        self.states: list[RobotState] = []
+
+    def observe(self) -> RobotState:
+        self.states.append(super().observe())
+        return self.states[-1]
+
+
+def spoiler(scenario: str, is_bad: threading.Event) -> Callable[[np.ndarray], np.ndarray]:
+    num_chunks = 0
 
     def spoil(actions: np.ndarray) -> np.ndarray:
         nonlocal num_chunks
@@ -115,78 +126,81 @@ def main() -> None:
                 actions[:, 0] = 1.0 if num_chunks % 2 else -1.0
         return actions
 
-    policy = ScriptedPolicy(spoil, {"latency_0.2": 0.2, "latency_1.0": 1.0}.get(scenario, 0.0))
-    server = PolicyServer(policy, port=0)
-    server.start()
-    client = PolicyClient(server.url)
-    client.connect()
-    robot = FrankaRobot(
-        FrankaConfig(host=host, base_in_world_m=(0.0, 0.0, 0.0), realtime="ignore", home_dynamics_factor=0.2)
-    )
-    camera = FakeCamera(FakeCameraConfig(name="agentview", height=64, width=64))
-    safety = SafetyConfig(workspace_low_m=(0.2, -0.35, 0.05), workspace_high_m=(0.75, 0.35, 0.7))
+    return spoil
 
+
+def inference(client: PolicyClient) -> Callable[[dict[str, Any], float], Any]:
     def infer(observation: dict[str, Any], deadline_s: float) -> Any:
         try:
             return client.infer(observation, deadline_s=deadline_s)
         except PolicyError as error:
             raise InferenceError(str(error)) from error
 
-    states: list[RobotState] = []
+    return infer
 
-    class Watched(FrankaRobot):
-        def observe(self) -> RobotState:
-            states.append(super().observe())
-            return states[-1]
 
-    robot.__class__ = Watched
-    runtime = Runtime(
+def make_runtime(
+    robot: FrankaRobot, camera: FakeCamera, client: PolicyClient, policy: ScriptedPolicy, seconds: float
+) -> Runtime:
+    safety = SafetyConfig(workspace_low_m=(0.2, -0.35, 0.05), workspace_high_m=(0.75, 0.35, 0.7))
+    return Runtime(
         robot,
         [camera],
-        infer,
+        inference(client),
         SafetyChain(policy.contract, safety, robot.description),
         ChunkBuffer(1.0 / RATE_HZ, "weighted"),
         policy.contract,
         RuntimeConfig(max_steps=int(seconds * RATE_HZ), inference_deadline_s=1.5, max_hold_s=2.5),
         watchdog=Watchdog(),
     )
-    robot.connect(10.0)
-    robot.home(HOME)
-    robot.close()
-    runtime.preflight()
-    match scenario:
-        case "killed_server":
-            threading.Timer(3.0, server.stop).start()
-        case "camera_freeze":
-            threading.Timer(3.0, camera.freeze).start()
-            threading.Timer(3.6, camera.thaw).start()
-        case _:
-            threading.Timer(3.0, is_bad.set).start()
-    print(json.dumps({"event": "running"}), flush=True)
-    report = runtime.run_episode("pick up the cube")
+
+
+def say_how_it_went(report: EpisodeReport, robot: Watched, policy: ScriptedPolicy) -> None:
+    num_reflexes = sum(bool(state.faults) for state in robot.states)
+    moved = np.array([state.position_m for state in robot.states])
     final = robot.observe()
-    moved = np.array([state.position_m for state in states])
-    print(
-        json.dumps(
-            {
-                "event": "done",
-                "outcome": report.outcome,
-                "detail": report.detail,
-                "num_steps": report.num_steps,
-                "events": report.events,
-                "cadence": asdict(report.cadence),
-                "num_reflexes": sum(bool(state.faults) for state in states),
-                "mode": final.mode,
-                "largest_joint_speed": float(np.abs(final.joint_velocities_rad_s).max()),
-                "travelled_m": float(np.linalg.norm(np.diff(moved, axis=0), axis=1).sum()),
-                "points_reached": policy._index,
-            }
-        ),
-        flush=True,
-    )
-    runtime.close()
-    client.close()
-    server.stop()
+    result = {
+        "event": "done",
+        **asdict(report),
+        "num_reflexes": num_reflexes,
+        "mode": final.mode,
+        "largest_joint_speed": float(np.abs(final.joint_velocities_rad_s).max()),
+        "travelled_m": float(np.linalg.norm(np.diff(moved, axis=0), axis=1).sum()),
+        "points_reached": policy.num_reached,
+    }
+    print(json.dumps(result), flush=True)
+
+
+def main() -> None:
+    host, scenario, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+    is_bad = threading.Event()
+    policy = ScriptedPolicy(spoiler(scenario, is_bad), {"latency_0.2": 0.2, "latency_1.0": 1.0}.get(scenario, 0.0))
+    config = FrankaConfig(host=host, base_in_world_m=(0.0, 0.0, 0.0), realtime="ignore", home_dynamics_factor=0.2)
+    robot, camera = Watched(config), FakeCamera(FakeCameraConfig(name="agentview", height=64, width=64))
+    with PolicyServer(policy, port=0) as server:
+        client = PolicyClient(server.url)
+        client.connect()
+        runtime = make_runtime(robot, camera, client, policy, seconds)
+        robot.connect(10.0)
+        try:
+            robot.home(HOME)
+        except RobotError:  # of a busy machine: lost packets while something else was starting
+            robot.recover()
+            robot.home(HOME)
+        robot.close()
+        runtime.preflight()
+        match scenario:
+            case "killed_server":
+                threading.Timer(3.0, server.stop).start()
+            case "camera_freeze":
+                threading.Timer(3.0, camera.freeze).start()
+                threading.Timer(3.6, camera.thaw).start()
+            case _:
+                threading.Timer(3.0, is_bad.set).start()
+        print(json.dumps({"event": "running"}), flush=True)
+        say_how_it_went(runtime.run_episode("pick up the cube"), robot, policy)
+        runtime.close()
+        client.close()
 
 
 if __name__ == "__main__":
