@@ -7,6 +7,7 @@ import sys
 import typer
 
 from scripts import (
+    bench_policy,
     bench_sim,
     bench_train,
     calibrate_response,
@@ -45,6 +46,7 @@ app.command("calibrate-response")(calibrate_response.main)
 app.command("export")(export.main)
 app.command("serve")(serve.main)
 app.command("doctor", epilog=EVERYTHING)(doctor.main)
+app.command("bench-policy", epilog=field_table("suite", "policy", "compute", "rl", "device"))(bench_policy.main)
 app.command("bench-sim")(bench_sim.main)
 app.command("bench-train", epilog=EVERYTHING)(bench_train.main)
 

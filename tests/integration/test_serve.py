@@ -305,7 +305,7 @@ def test_a_deadline_is_a_positive_time(client: PolicyClient, deadline_s: float) 
 
 
 def test_an_address_is_a_websocket() -> None:
-    with pytest.raises(ValueError, match="expected e.g. 'ws://127"):
+    with pytest.raises(ValueError, match=r"expected e\.g\. 'ws://127"):
         PolicyClient("http://127.0.0.1:8000")
 
 

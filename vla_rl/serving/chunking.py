@@ -1,7 +1,7 @@
 """Chunks of actions on the time axis: what to do now, however late the policy's answers come.
 
 Action i of a chunk that answers the observation of time t_obs is meant for the control period that begins at
-t_obs + i * period. Of an answer that took three periods, the fourth action comes first: expired ones are never executed.
+t_obs + i * period. Of an answer that took three periods, the fourth action comes first: expired ones are never run.
 """
 
 from __future__ import annotations

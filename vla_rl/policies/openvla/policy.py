@@ -63,6 +63,8 @@ class OpenVLAPolicy(TokenPolicy):
         self.compute = compute
         self.published_config = published_config
         self._features_of: WeakKeyDictionary[Observation, torch.Tensor] = WeakKeyDictionary()
+        # From the rollout for the update: the image chain takes milliseconds, its uint8 result less than the frame.
+        self._prepared_of: WeakKeyDictionary[Observation, np.ndarray] = WeakKeyDictionary()
 
     @property
     def head_name(self) -> str:
@@ -165,23 +167,29 @@ class OpenVLAPolicy(TokenPolicy):
         self, observations: Sequence[Observation], augmentation: Float64[np.ndarray, "batch parameters"] | None
     ) -> list[UInt8[np.ndarray, "cameras size size 3"]]:
         """What the towers see; random crops take the place of the central one."""
-        prepared = [
-            prepare_images(
-                observation.images,
-                orientation=self.spec.image_orientation,
-                image_size=self.model.architecture.image_size,
-                use_jpeg=self.config.use_jpeg,
-                centre_crop=self.config.centre_crop and augmentation is None,
-            )
-            for observation in observations
-        ]
         if augmentation is None:
-            return prepared
+            return [self._prepared(observation) for observation in observations]
+        prepared = [self._prepare(observation, centre_crop=False) for observation in observations]
         parameters = augmentation.reshape(len(observations), len(self.spec.cameras), -1)
         return [
             np.stack([augment_image(image, row) for image, row in zip(images, rows, strict=True)])
             for images, rows in zip(prepared, parameters, strict=True)
         ]
+
+    def _prepared(self, observation: Observation) -> UInt8[np.ndarray, "cameras size size 3"]:
+        known = self._prepared_of.get(observation)
+        if known is None:
+            known = self._prepared_of[observation] = self._prepare(observation, self.config.centre_crop)
+        return known
+
+    def _prepare(self, observation: Observation, centre_crop: bool) -> UInt8[np.ndarray, "cameras size size 3"]:
+        return prepare_images(
+            observation.images,
+            orientation=self.spec.image_orientation,
+            image_size=self.model.architecture.image_size,
+            use_jpeg=self.config.use_jpeg,
+            centre_crop=centre_crop,
+        )
 
     def draw_augmentation(self, generator: np.random.Generator, batch: int) -> Float64[np.ndarray, "batch parameters"]:
         """Random crop and colours of each camera, as OpenVLA was trained with."""
