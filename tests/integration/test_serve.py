@@ -87,7 +87,7 @@ def test_health(server: PolicyServer) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"observation/state": None}, "unsupported operand"),
+        ({"observation/state": None}, "inference failed: TypeError"),
         ({"fail": True}, "inference failed: RuntimeError: the weights"),
     ],
 )
