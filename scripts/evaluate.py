@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 
 from scripts.policies import read_policy
 from scripts.progress import console, progress_bar
@@ -43,11 +44,24 @@ def evaluate(config: RunConfig, checkpoint: Path, folder: Path, title: str = "ev
             conditions={
                 **config.suite.model_dump(mode="json", exclude={"tasks"}),
                 "execution_horizon": config.rollout.execution_horizon,
+                **training_starts(checkpoint, config),
             },
             on_outcome=on_outcome,
         )
     report.save(folder)
     return report
+
+
+def training_starts(checkpoint: Path, config: RunConfig) -> dict[str, str]:
+    """What the checkpoint was trained on, as far as its run says it, for suites that publish their starts."""
+    if not hasattr(config.suite, "starts"):
+        return {}
+    for folder in (checkpoint, *checkpoint.resolve().parents[:3]):
+        if (folder / "config.yaml").is_file():
+            suite = (yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")) or {}).get("suite", {})
+            kind = suite.get("starts", "generated") if suite.get("type") == config.suite.type else "of another suite"
+            return {"training_starts": f"{kind} (the test starts)" if kind == "published" else kind}
+    return {"training_starts": "unknown"}
 
 
 def main(

@@ -67,6 +67,11 @@ class RobosuiteConfig(ConfigModel):
     modules: tuple[str, ...] = ()
     """Modules to import first, which define environments of their own."""
 
+    @field_validator("tasks")
+    @classmethod
+    def _take_full_names(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(task.removeprefix("robosuite/") for task in tasks)
+
     @field_validator("env_options")
     @classmethod
     def _check_env_options(cls, options: dict[str, Any]) -> dict[str, Any]:

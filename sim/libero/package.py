@@ -14,6 +14,7 @@ import importlib.util
 import io
 import os
 import pickle
+import sys
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,13 +78,24 @@ def prepare_libero() -> Path:
             "(tasks, assets and initial states, about 340 MB)"
         )
     _answer_question(folders[0])
-    with contextlib.redirect_stdout(io.StringIO()):
-        from libero.libero import get_libero_path
-
-        assets = Path(get_libero_path("assets"))
+    assets = _assets_folder(folders[0])
     if not (assets / "scenes").is_dir():
         raise ImportError(f"LIBERO's assets are missing: no folder {assets / 'scenes'}. Install 'vla-rl[libero]'")
     return folders[0]
+
+
+def _assets_folder(folder: Path) -> Path:
+    """Where LIBERO says its assets are; a package that asks on stdin for them has none."""
+    stdin, sys.stdin = sys.stdin, io.StringIO()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            from libero.libero import get_libero_path
+
+            return Path(get_libero_path("assets"))
+    except EOFError:
+        return folder / "assets"
+    finally:
+        sys.stdin = stdin
 
 
 def _answer_question(folder: Path) -> None:
@@ -92,11 +104,15 @@ def _answer_question(folder: Path) -> None:
         return
     ours = cache_folder() / "libero_config"
     os.environ["LIBERO_CONFIG_PATH"] = str(ours)
-    if (folder / "assets" / "scenes").is_dir() and not (ours / "config.yaml").is_file():
-        names = {"bddl_files": "bddl_files", "init_states": "init_files", "assets": "assets", "datasets": "../datasets"}
-        paths = {"benchmark_root": str(folder)} | {key: str(folder / name) for key, name in names.items()}
-        with atomic_path(ours / "config.yaml") as temporary:
-            temporary.write_text(yaml.safe_dump(paths), encoding="utf-8")
+    path = ours / "config.yaml"
+    if not (folder / "assets" / "scenes").is_dir():
+        path.unlink(missing_ok=True)  # the package has its assets elsewhere, and the paths are of another one
+        return
+    names = {"bddl_files": "bddl_files", "init_states": "init_files", "assets": "assets", "datasets": "../datasets"}
+    text = yaml.safe_dump({"benchmark_root": str(folder)} | {key: str(folder / name) for key, name in names.items()})
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:  # another installation may have written it
+        with atomic_path(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
 
 def package_version() -> str:

@@ -74,7 +74,10 @@ class TaskStarts:
 
     def generated(self, split: Split, index: int) -> Start:
         """A start of our own; the first time it is drawn, later it is read from the cache."""
-        name = digest(_FORMAT, self._scene.key, str(self._settle_steps), split, str(index))
+        # Tasks with equal task files draw different starts, and what counts as in place depends on the published ones.
+        task, settle_steps = self._scene.task, str(self._settle_steps)
+        which = (task.suite, task.name, split, str(index))
+        name = digest(_FORMAT, self._scene.key, settle_steps, *which, task.init_states.read_bytes())
         file = cached_file("libero/starts", f"{name}.npz", lambda path: self._generate(split, index, path))
         (init, snapshot), *_ = _read(file)
         return self._start(split, index, init, snapshot)

@@ -79,14 +79,17 @@ def test_the_original_asks_nothing_and_writes_only_to_our_cache(original: Path, 
 
 def test_a_package_without_assets_is_refused(original: Path, tmp_path: Path) -> None:
     (original / "assets" / "scenes").rmdir()
-    code = (
-        "import os, yaml; from pathlib import Path\n"
-        "folder = Path(os.environ['VLA_RL_CACHE']); folder.mkdir(); os.environ['LIBERO_CONFIG_PATH'] = str(folder)\n"
-        f"(folder / 'config.yaml').write_text(yaml.safe_dump({{'assets': {str(original / 'assets')!r}}}))\n"
-        "from sim.libero.package import prepare_libero; prepare_libero()"
-    )
-    done = run_with(original.parents[1], tmp_path, code)
-    assert "ImportError: LIBERO's assets are missing" in done.stderr
+    done = run_with(original.parents[1], tmp_path, "from sim.libero.package import prepare_libero; prepare_libero()")
+    assert "ImportError: LIBERO's assets are missing" in done.stderr  # and nothing was asked on stdin before
+
+
+def test_the_paths_of_an_installation_that_is_gone_are_replaced(original: Path, tmp_path: Path) -> None:
+    config = tmp_path / "cache" / "libero_config" / "config.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text("assets: /gone/assets\nbenchmark_root: /gone\n")
+    done = run_with(original.parents[1], tmp_path, "from sim.libero.package import prepare_libero; prepare_libero()")
+    assert done.returncode == 0, done.stderr
+    assert str(original) in config.read_text()
 
 
 def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

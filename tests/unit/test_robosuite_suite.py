@@ -321,3 +321,7 @@ def test_soft_resets_forget_the_episode_before() -> None:
     np.testing.assert_array_equal(lift.env.sim.get_state().flatten(), state)
     np.testing.assert_array_equal(lift.env.robots[0].gripper.current_action, [0.0])
     assert lift.mj_model.body_mass.sum() == pytest.approx(0.5 * mass)
+
+
+def test_a_full_name_means_the_same_task() -> None:
+    assert RobosuiteConfig(tasks=("robosuite/Lift", "Stack")).tasks == ("Lift", "Stack")
