@@ -12,7 +12,6 @@ from typing import Annotated
 import matplotlib.pyplot as plt
 import numpy as np
 import typer
-from robots.safety import SafetyChain, SafetyConfig
 
 from robots.contract import DeploymentContract
 from robots.franka import FrankaRobot
@@ -30,6 +29,7 @@ from robots.response import (
     step_actions,
 )
 from robots.robot import Robot
+from robots.safety import SafetyChain, SafetyConfig
 from robots.sim_robot import SimRobot
 from scripts.progress import console
 from scripts.run_robot import DeployConfig, SimRobotConfig
