@@ -15,40 +15,18 @@ import socket
 import subprocess
 import sys
 import time
-import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from peer_environments import PEERS, peer_python
 
 from robots.franka_config import FrankaConfig
 
-PEERS = Path(os.environ.get("VLA_RL_PEERS", "~/.cache/vla-rl/peers")).expanduser()
 HERE = Path(__file__).parent
 FCI_PORTS = (1337, 1338)  # arm and hand; fixed in libfranka, so each server has its own address
 _addresses = itertools.count(11 + os.getpid() % 200)
 _PRIORITY = 5
-
-
-def peer_python(name: str, *requirements: str) -> Path:
-    """Interpreter of a peer's environment, which is made if it is not there."""
-    folder = PEERS / name
-    python, stamp = folder / "bin" / "python", folder / "requirements.txt"
-    wanted = "\n".join(requirements) + "\n"
-    if stamp.is_file() and stamp.read_text() == wanted:
-        return python
-    venv.create(folder, with_pip=True, clear=folder.exists())
-    done = subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    if done.returncode:
-        pytest.skip(f"peer {name} cannot be installed ({' '.join(requirements)}): {done.stderr.strip()[-200:]}")
-    stamp.write_text(wanted)
-    return python
 
 
 def as_real_time() -> None:

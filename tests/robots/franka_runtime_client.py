@@ -42,6 +42,8 @@ PATH = (
     ((0.05, -0.10, -0.13), -1.0),
     ((0.0, 0.0, 0.0), -1.0),
 )
+# Positions in the base frame: above the cube of `franky_sim_server.py`, down, close, up; it stays there.
+PICK = (((0.5, 0.0, 0.18), -1.0), ((0.5, 0.0, 0.02), -1.0), ((0.5, 0.0, 0.02), 1.0), ((0.5, 0.0, 0.25), 1.0))
 SPEC = EnvSpec(
     cameras=("agentview",),
     image_size=(64, 64),
@@ -56,8 +58,8 @@ SPEC = EnvSpec(
 class ScriptedPolicy:
     """Goes from point to point of the path, by what it sees of the state; `spoil` changes its chunks."""
 
-    def __init__(self, spoil: Callable[[np.ndarray], np.ndarray], latency_s: float) -> None:
-        self._spoil, self._latency_s = spoil, latency_s
+    def __init__(self, spoil: Callable[[np.ndarray], np.ndarray], latency_s: float, is_picking: bool) -> None:
+        self._spoil, self._latency_s, self._is_picking = spoil, latency_s, is_picking
         self._home: np.ndarray | None = None
         self.num_reached, self._waited = 0, 0
         contract = make_contract(
@@ -84,8 +86,13 @@ class ScriptedPolicy:
         position = observation["observation/state"][:3].astype(np.float64)
         if self._home is None:
             self._home = position
-        (offset, gripper), actions = PATH[self.num_reached % len(PATH)], np.zeros((CHUNK, 7))
-        target = self._home + np.array(offset)
+        if self._is_picking:
+            point, gripper = PICK[min(self.num_reached, len(PICK) - 1)]
+            target = np.array(point)
+        else:
+            offset, gripper = PATH[self.num_reached % len(PATH)]
+            target = self._home + np.array(offset)
+        actions = np.zeros((CHUNK, 7))
         if np.linalg.norm(target - position) < 0.02:
             self._waited += 1
             if self._waited > 3:
@@ -142,7 +149,7 @@ def inference(client: PolicyClient) -> Callable[[dict[str, Any], float], Any]:
 def make_runtime(
     robot: FrankaRobot, camera: FakeCamera, client: PolicyClient, policy: ScriptedPolicy, seconds: float
 ) -> Runtime:
-    safety = SafetyConfig(workspace_low_m=(0.2, -0.35, 0.05), workspace_high_m=(0.75, 0.35, 0.7))
+    safety = SafetyConfig(workspace_low_m=(0.2, -0.35, 0.005), workspace_high_m=(0.75, 0.35, 0.7))
     return Runtime(
         robot,
         [camera],
@@ -174,7 +181,9 @@ def say_how_it_went(report: EpisodeReport, robot: Watched, policy: ScriptedPolic
 def main() -> None:
     host, scenario, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
     is_bad = threading.Event()
-    policy = ScriptedPolicy(spoiler(scenario, is_bad), {"latency_0.2": 0.2, "latency_1.0": 1.0}.get(scenario, 0.0))
+    policy = ScriptedPolicy(
+        spoiler(scenario, is_bad), {"latency_0.2": 0.2, "latency_1.0": 1.0}.get(scenario, 0.0), scenario == "pick"
+    )
     config = FrankaConfig(host=host, base_in_world_m=(0.0, 0.0, 0.0), realtime="ignore", home_dynamics_factor=0.2)
     robot, camera = Watched(config), FakeCamera(FakeCameraConfig(name="agentview", height=64, width=64))
     with PolicyServer(policy, port=0) as server:

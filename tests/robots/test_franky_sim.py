@@ -1,0 +1,25 @@
+"""franky-sim 1.0.4 has physics: a scripted policy picks a cube through server, runtime and safety chain."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.robot_peers, pytest.mark.timeout(240)]
+
+
+def test_the_cube_is_lifted(start_peer: Any, run_client: Any) -> None:
+    pytest.importorskip("franky", reason="franky-control is not installed: pip install 'vla-rl[franka]'")
+    peer = start_peer("franky_sim")
+    client = run_client("franka_runtime_client.py", peer.host, "pick", "25")
+    assert client.stdout is not None
+    lines = [json.loads(line) for line in client.stdout]
+    result = lines[-1]
+    heights = [json.loads(line)[2] for line in peer.log.read_text().splitlines() if line.startswith("[")]
+    print("pick", json.dumps(result), "cube", heights[:1], max(heights), heights[-1])
+    assert result["outcome"] == "failure"  # only the time limit ends it
+    assert result["num_reflexes"] == 0
+    assert heights[0] < 0.03
+    assert max(heights) > 0.12
