@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
 from robots.contract import DeploymentContract
 from scripts.progress import console
 from vla_rl.distributed import checked_device
+from vla_rl.policies.compute import ComputeConfig, Precision
 from vla_rl.policies.loading import load_policy
 from vla_rl.serving.inference import PolicyInference
 from vla_rl.serving.server import PolicyServer, wait_for_signal
@@ -17,7 +18,13 @@ from vla_rl.train.checkpoint import resolve_checkpoint
 
 
 def make_server(
-    checkpoint: Path, *, host: str = "127.0.0.1", port: int = 8000, api_key: str | None = None, device: str = "cpu"
+    checkpoint: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    api_key: str | None = None,
+    device: str = "cpu",
+    compute: ComputeConfig | None = None,
 ) -> PolicyServer:
     """A server of a checkpoint, not started yet.
 
@@ -27,7 +34,7 @@ def make_server(
     checked_device(device)
     folder = resolve_checkpoint(checkpoint)
     contract = DeploymentContract.load(folder)
-    inference = PolicyInference(load_policy(folder, device), contract)
+    inference = PolicyInference(load_policy(folder, device, compute), contract)
     return PolicyServer(inference, host=host, port=port, api_key=api_key, warm_up=inference.example("warm up"))
 
 
@@ -41,10 +48,14 @@ def main(
         Path | None, typer.Option("--api-key-file", help="File with the key that clients must send.")
     ] = None,
     device: Annotated[str, typer.Option("--device", help="Where the policy runs, e.g. cuda.")] = "cpu",
+    precision: Annotated[str, typer.Option("--precision", help="OpenVLA: float32, bfloat16 or mixed.")] = "float32",
 ) -> None:
     """Serve a policy over openpi's websocket protocol, until interrupted."""
     api_key = None if api_key_file is None else api_key_file.read_text(encoding="utf-8").strip()
-    with make_server(checkpoint, host=host, port=port, api_key=api_key, device=device) as server:
+    if precision not in get_args(Precision):
+        raise ValueError(f"--precision is {precision!r}; choose one of {', '.join(get_args(Precision))}")
+    compute = ComputeConfig.model_validate({"precision": precision})
+    with make_server(checkpoint, host=host, port=port, api_key=api_key, device=device, compute=compute) as server:
         console.print(f"serving {checkpoint} at {server.url}; stop with Ctrl-C", markup=False, soft_wrap=True)
         wait_for_signal()
     console.print("stopped")
