@@ -79,7 +79,7 @@ def _is_supported(model: mujoco.MjModel, part: Predicate) -> bool:
         case InSitePredicate(body=body, site=site) | OnSitePredicate(body=body, site=site):
             # An open drawer would have to be opened first, and stands in the arm's way then.
             owner = int(model.site_bodyid[site])
-            return _is_free(model, body) and (model.body_jntnum[owner] == 0 or _is_free(model, owner))
+            return _is_free(model, body) and (int(model.body_jntnum[owner]) == 0 or _is_free(model, owner))
         case JointPredicate(addresses=(address,)):
             return is_knob(model, _joint_at(model, address)) or (
                 is_drawer(model, _joint_at(model, address)) and _opens(model, part)

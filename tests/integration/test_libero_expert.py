@@ -104,9 +104,13 @@ def test_experts_differ_in_style_and_repeat_by_seed() -> None:
 
 def test_a_task_without_expert_is_named_with_what_is_missing() -> None:
     suite = suite_of("libero_goal/3")
-    assert not has_expert(suite.scene("libero_goal/3"))
+    assert has_expert(suite.scene("libero_goal/3")) is False
     with pytest.raises(ValueError, match=r"libero_goal/3 \(open_the_top_drawer_and_put_the_bowl_inside\).*in_site"):
         suite.make_expert("libero_goal/3", np.random.default_rng(0))
+
+
+def test_a_stove_to_put_something_on_is_a_task_with_expert() -> None:
+    assert has_expert(suite_of("libero_goal/1").scene("libero_goal/1")) is True
 
 
 @pytest.mark.long
