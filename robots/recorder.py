@@ -4,7 +4,8 @@
         episode.json    instruction, outcome, times, contract
         ticks.npz       one row per control period: see `Episode`
         events.jsonl    one line per event
-        images_<camera>.npz    pictures of the decisions, uint8, and the control period they belong to
+        images_<camera>.u8     every new picture that was looked at, raw RGB one after the other, size in episode.json
+        images_<camera>.i64    the control period that each belongs to
 
 An episode is written under a hidden name, flushed to the disk and renamed when it is finished: whatever kills the
 process, finished episodes are whole, and what had arrived of the running one lies in `.episode_000003.part`.
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64, UInt8
 
-from robots.robot import Command, RobotState
+from robots.robot import CameraFrame, Command, RobotState
 
 _COLUMNS = ("time_s", "asked", "sent_position_m", "sent_rotation", "sent_gripper", "is_sent", "measured")
 
@@ -59,7 +60,8 @@ class RecordedEpisode:
         sent_rotation: As a matrix.
         sent_gripper: -1 (open) to +1 (closed).
         measured: State entries by `info["state_names"]`.
-        images: Per camera: pictures of the decisions.
+        images: Per camera: the pictures, mapped from the disk. Real cameras are looked at in every control period,
+            the simulator's, which draw on demand, at decisions.
         image_ticks: Per camera: the control period of each picture.
         events: In order.
     """
@@ -71,8 +73,8 @@ class RecordedEpisode:
     sent_rotation: Float64[np.ndarray, "ticks 3 3"]
     sent_gripper: Float64[np.ndarray, " ticks"]
     measured: Float64[np.ndarray, "ticks state_dim"]
-    images: Mapping[str, UInt8[np.ndarray, "decisions height width 3"]]
-    image_ticks: Mapping[str, Int64[np.ndarray, " decisions"]]
+    images: Mapping[str, UInt8[np.ndarray, "pictures height width 3"]]
+    image_ticks: Mapping[str, Int64[np.ndarray, " pictures"]]
     events: Sequence[Event]
 
 
@@ -95,8 +97,7 @@ class Recorder:
         self._action_dim = action_dim
         self._part: Path | None = None
         self._ticks: list[tuple[Any, ...]] = []
-        self._images: dict[str, list[np.ndarray]] = {}
-        self._image_ticks: dict[str, list[int]] = {}
+        self._pictures: dict[str, _PictureStream] = {}
         self._stream: Any = None
 
     def begin(self, info: Mapping[str, Any]) -> None:
@@ -107,11 +108,11 @@ class Recorder:
         self._name = f"episode_{max(numbers, default=-1) + 1:06d}"
         self._part = self._folder / f".{self._name}.part"
         self._part.mkdir()
-        self._info = dict(info) | {"state_names": list(self._state_names)}
+        self._info = dict(info) | {"state_names": list(self._state_names), "image_sizes": {}}
         (self._part / "episode.json").write_text(json.dumps(self._info, indent=2))
         self._stream = (self._part / "ticks.jsonl").open("a", buffering=1)
         self._events = (self._part / "events.jsonl").open("a", buffering=1)
-        self._ticks, self._images, self._image_ticks = [], {}, {}
+        self._ticks, self._pictures = [], {}
 
     def tick(self, time_s: float, asked: np.ndarray | None, sent: Command | None, state: RobotState) -> None:
         """One control period."""
@@ -128,13 +129,18 @@ class Recorder:
         self._ticks.append(row)
         self._stream.write(json.dumps([np.asarray(value).tolist() for value in row]) + "\n")
 
-    def picture(self, camera: str, image: UInt8[np.ndarray, "height width 3"]) -> None:
-        """A picture that the policy is about to see."""
+    def picture(self, camera: str, frame: CameraFrame) -> None:
+        """A picture that was looked at; one that was recorded already is not again.
+
+        Raises:
+            ValueError: The camera's pictures have changed their size within an episode.
+        """
         assert self._part is not None
-        index = len(self._images.setdefault(camera, []))
-        self._images[camera].append(image)
-        self._image_ticks.setdefault(camera, []).append(len(self._ticks))
-        np.save(self._part / f"{camera}_{index:06d}.npy", image)
+        if camera not in self._pictures:
+            self._pictures[camera] = _PictureStream(self._part / f"images_{camera}", frame.image.shape)
+            self._info["image_sizes"][camera] = frame.image.shape[:2]
+            (self._part / "episode.json").write_text(json.dumps(self._info, indent=2))
+        self._pictures[camera].add(frame, len(self._ticks))
 
     def event(self, event: Event) -> None:
         """Something happened."""
@@ -153,17 +159,10 @@ class Recorder:
         if self._part is None:
             return None
         part, self._part = self._part, None
-        self._stream.close()
-        self._events.close()
+        self._close_streams()
         columns = zip(*self._ticks, strict=True) if self._ticks else [()] * len(_COLUMNS)
         arrays: dict[str, Any] = {name: np.array(column) for name, column in zip(_COLUMNS, columns, strict=True)}
         np.savez(part / "ticks.npz", **arrays)
-        for camera, images in self._images.items():
-            np.savez_compressed(
-                part / f"images_{camera}.npz", images=np.stack(images), ticks=np.array(self._image_ticks[camera])
-            )
-            for index in range(len(images)):
-                (part / f"{camera}_{index:06d}.npy").unlink()
         (part / "episode.json").write_text(json.dumps(self._info | dict(info), indent=2))
         (part / "ticks.jsonl").unlink()
         for path in (*part.iterdir(), part):
@@ -184,10 +183,35 @@ class Recorder:
     def discard(self) -> None:
         """Forget the running episode."""
         if self._part is not None:
-            self._stream.close()
-            self._events.close()
+            self._close_streams()
             shutil.rmtree(self._part)
             self._part = None
+
+    def _close_streams(self) -> None:
+        for stream in (self._stream, self._events, *self._pictures.values()):
+            stream.close()
+
+
+class _PictureStream:
+    """One camera's pictures of an episode, appended to two files as they come."""
+
+    def __init__(self, stem: Path, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+        self._pixels = stem.with_suffix(".u8").open("ab", buffering=0)
+        self._ticks = stem.with_suffix(".i64").open("ab", buffering=0)
+        self._newest: int | None = None
+
+    def add(self, frame: CameraFrame, tick: int) -> None:
+        if frame.image.shape != self._shape:
+            raise ValueError(f"the pictures were {self._shape}, and now one is {frame.image.shape}")
+        if frame.index != self._newest:
+            self._newest = frame.index
+            self._pixels.write(np.ascontiguousarray(frame.image).data)
+            self._ticks.write(np.int64(tick).tobytes())
+
+    def close(self) -> None:
+        self._pixels.close()
+        self._ticks.close()
 
 
 def finished_episodes(folder: Path) -> list[Path]:
@@ -206,10 +230,10 @@ def load_episode(folder: Path) -> RecordedEpisode:
         with np.load(folder / "ticks.npz", allow_pickle=False) as file:
             ticks = {name: file[name] for name in _COLUMNS}
         images, image_ticks = {}, {}
-        for path in sorted(folder.glob("images_*.npz")):
-            with np.load(path, allow_pickle=False) as file:
-                camera = path.stem.removeprefix("images_")
-                images[camera], image_ticks[camera] = file["images"], file["ticks"]
+        for camera, size in info["image_sizes"].items():
+            image_ticks[camera] = np.fromfile(folder / f"images_{camera}.i64", dtype=np.int64)
+            shape = (len(image_ticks[camera]), *size, 3)
+            images[camera] = np.memmap(folder / f"images_{camera}.u8", dtype=np.uint8, mode="r", shape=shape)
         lines = (folder / "events.jsonl").read_text().splitlines()
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{folder} is no finished episode: {error}") from error

@@ -132,6 +132,18 @@ def control_period_s(contract: DeploymentContract, config: RuntimeConfig) -> flo
     return 1.0 / (contract.control_rate_hz * (config.slow_factor if config.mode == "slow" else 1.0))
 
 
+def recording_facts(
+    instruction: str, robot: RobotDescription, is_simulated: bool, contract: DeploymentContract
+) -> dict[str, Any]:
+    """What a recording says of its episode before it begins."""
+    return {
+        "instruction": instruction,
+        "robot": robot.arm,
+        "is_simulated": is_simulated,
+        "contract": contract.model_dump(mode="json"),
+    }
+
+
 def preflight_lines(
     robot: RobotDescription,
     config: RuntimeConfig,

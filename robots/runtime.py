@@ -33,6 +33,7 @@ from robots.run_types import (
     StaleError,
     control_period_s,
     preflight_lines,
+    recording_facts,
 )
 from robots.safety import SafetyChain
 from robots.schedule import Schedule
@@ -134,7 +135,8 @@ class Runtime:
         self._stop_requested.clear()
         self._buffer.clear()
         if self._recorder:
-            self._recorder.begin({"instruction": instruction, "contract": self._contract.model_dump(mode="json")})
+            facts = recording_facts(instruction, self._robot.description, self._observer.is_simulated, self._contract)
+            self._recorder.begin(facts)
         self.state = RunState.RUNNING
         try:
             self._chain.resync(self._robot.observe())
@@ -287,12 +289,11 @@ class Runtime:
             age_s = self._clock() - frame.captured_s
             if age_s > self._config.max_camera_age_s:
                 raise StaleError(f"the newest frame of camera {name} is {age_s:.2f} s old")
+            if self._recorder:
+                self._recorder.picture(name, frame)
         return frames
 
     def _observation(self, run: Run, state: RobotState, frames: Mapping[str, CameraFrame]) -> dict[str, Any]:
-        if self._recorder:
-            for name, frame in frames.items():
-                self._recorder.picture(name, frame.image)
         return self._observer.observation(state, frames, run.instruction)
 
     def _check_first(self, run: Run, answer: Answer, state: RobotState) -> None:

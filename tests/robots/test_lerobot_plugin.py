@@ -1,6 +1,6 @@
 """LeRobot's own factory finds the plugin and drives our Franka driver. Optional: LeRobot's dependencies are large.
 
-python3 -m venv ENV && ENV/bin/pip install lerobot -e '.[franka]' -e plugins/lerobot_robot_vla_rl
+python3 -m venv ENV && ENV/bin/pip install lerobot -e plugins/lerobot_robot_vla_rl && ENV/bin/pip install --no-deps -e .
 VLA_RL_LEROBOT_PYTHON=ENV/bin/python make test-robots
 """
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from robots.recorder import Event, Recorder, finished_episodes, load_episode
-from robots.robot import Command, RobotState
+from robots.robot import CameraFrame, Command, RobotState
 
 NAMES = ("eef_pos_x", "finger_1")
 
@@ -35,7 +35,9 @@ def record(recorder: Recorder, num_ticks: int, instruction: str = "pick up the c
     recorder.begin({"instruction": instruction})
     for i in range(num_ticks):
         if i % 2 == 0:
-            recorder.picture("front", np.full((4, 5, 3), i, np.uint8))
+            frame = CameraFrame(image=np.full((4, 5, 3), i, np.uint8), captured_s=0.05 * i, index=i)
+            recorder.picture("front", frame)
+            recorder.picture("front", frame)  # the same one again
         asked = None if i == 1 else np.arange(7.0) + i
         recorder.tick(0.05 * i, asked, None if i == 1 else command(float(i)), state(0.1 * i))
     recorder.event(Event(time_s=1.0, tick=2, kind="hold", severity="hold", detail="no action"))
@@ -57,6 +59,7 @@ def test_an_episode_is_read_back_as_it_was(tmp_path: Path) -> None:
     np.testing.assert_allclose(episode.measured[:, 0], [0.0, 0.1, 0.2, 0.3])
     assert episode.images["front"].shape == (2, 4, 5, 3)
     assert episode.image_ticks["front"].tolist() == [0, 2]
+    np.testing.assert_array_equal(episode.images["front"][:, 3, 4, 2], [0, 2])
     assert [(event.kind, event.tick) for event in episode.events] == [("hold", 2)]
 
 
@@ -74,6 +77,16 @@ def test_episodes_are_numbered_on_and_an_empty_one_loads(tmp_path: Path) -> None
     assert recorder.finish({}) is None
     with pytest.raises(ValueError, match="is no finished episode"):
         load_episode(tmp_path)
+
+
+def test_pictures_that_change_their_size_are_refused(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, NAMES, action_dim=7)
+    record(recorder, 1)
+    recorder.begin({})
+    recorder.picture("front", CameraFrame(image=np.zeros((4, 5, 3), np.uint8), captured_s=0.0, index=0))
+    with pytest.raises(ValueError, match=r"\(4, 5, 3\).*\(8, 5, 3\)"):
+        recorder.picture("front", CameraFrame(image=np.zeros((8, 5, 3), np.uint8), captured_s=0.1, index=1))
+    recorder.discard()
 
 
 _ENDLESS = """
