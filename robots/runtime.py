@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -250,7 +249,8 @@ class Runtime:
     def _wait_for_chunk(self, run: Run, state: RobotState) -> None:
         """Lockstep: the world waits; exactly the chunk's executed part is used, as in training."""
         started = self._clock()
-        answer = self._infer(self._observation(run, state, self._frames()), self._config.inference_deadline_s)
+        observation = self._observer.observation(state, self._frames(), run.instruction)
+        answer = self._infer(observation, self._config.inference_deadline_s)
         run.schedule.note_inference(self._clock() - started)
         self._check_first(run, answer, state)
         executed = answer.actions[: self._contract.execution_horizon]
@@ -259,7 +259,7 @@ class Runtime:
         self._buffer.add(executed, t_obs, t_obs)
 
     def _ask(self, run: Run, state: RobotState, frames: Mapping[str, CameraFrame], now: float) -> None:
-        observation = self._observation(run, state, frames)
+        observation = self._observer.observation(state, frames, run.instruction)
         run.pending_t_obs = now
         run.pending = self._worker.submit(self._infer, observation, self._config.inference_deadline_s)
 
@@ -276,8 +276,7 @@ class Runtime:
             self._note(run, "inference_failed", "hold", str(error))
             return
         run.schedule.note_inference(self._clock() - run.pending_t_obs)
-        answer = pending.result()
-        self._check_first(run, answer, state)
+        self._check_first(run, answer := pending.result(), state)
         self._buffer.add(answer.actions, run.pending_t_obs, now)
 
     def _frames(self) -> dict[str, CameraFrame]:
@@ -293,9 +292,6 @@ class Runtime:
                 self._recorder.picture(name, frame)
         return frames
 
-    def _observation(self, run: Run, state: RobotState, frames: Mapping[str, CameraFrame]) -> dict[str, Any]:
-        return self._observer.observation(state, frames, run.instruction)
-
     def _check_first(self, run: Run, answer: Answer, state: RobotState) -> None:
         if not run.is_first_chunk:
             return
@@ -303,6 +299,7 @@ class Runtime:
         for event in self._chain.check_first_chunk(answer.actions, state):
             self._note(run, event.kind, event.severity, event.detail)
             if event.severity in ("hold", "fault"):
+                run.num_recoveries = self._config.max_recoveries  # final: another chunk would not be checked
                 raise RobotError(f"the first chunk does not look like training: {event.detail}")
 
     def _act(self, run: Run, state: RobotState, action: Float64[np.ndarray, " action_dim"] | None) -> Command | None:
@@ -333,9 +330,9 @@ class Runtime:
         What was planned before is forgotten, and so is an answer that is still to come, because its observation is from
         before; unless the answer is all that is missing.
         """
-        if run.hold_since_s is None:
+        is_new = run.hold_since_s is None
+        if is_new:
             run.hold_since_s = self._clock()
-            self._note(run, "hold", "hold", reason)
             self._buffer.clear()
         if not is_waiting:
             run.pending = None
@@ -346,17 +343,19 @@ class Runtime:
             self._robot.hold()
         if self._watchdog:
             self._watchdog.feed("command", run.num_steps)
+        if is_new:
+            self._note(run, "hold", "hold", reason)
 
     def _fault(self, run: Run, reason: str) -> None:
         """A reflex, a lost connection, a stale camera: stop, and go on only as often as the settings allow."""
         self._enter(RunState.FAULT)
-        self._note(run, "fault", "fault", reason)
         self._robot.stop()
+        self._note(run, "fault", "fault", reason)
         self._buffer.clear()
         run.pending = None
         run.num_recoveries += 1
-        if run.num_recoveries > self._config.max_recoveries:
-            run.outcome, run.detail = "fault", reason
+        if run.num_recoveries > self._config.max_recoveries or self._estop_requested.is_set():
+            run.outcome, run.detail = "estop" if self._estop_requested.is_set() else "fault", reason
             return
         try:
             self._robot.recover()
@@ -368,14 +367,14 @@ class Runtime:
         self._enter(RunState.RUNNING)
 
     def _watchdog_hold(self, reason: str) -> None:
+        self._robot.hold()
         if self._run:
             self._note(self._run, "watchdog_hold", "hold", reason)
-        self._robot.hold()
 
     def _watchdog_stop(self, reason: str) -> None:
+        self._robot.stop()
         if self._run:
             self._note(self._run, "watchdog_stop", "fault", reason)
-        self._robot.stop()
 
     def _end(self, run: Run) -> None:
         if self._watchdog:

@@ -25,6 +25,7 @@ class _Channel:
     stamp: object
     fresh_s: float
     has_held: bool = False
+    has_stopped: bool = False
 
 
 class Watchdog:
@@ -93,8 +94,6 @@ class Watchdog:
                 if ended.is_set():
                     return
                 self._call(callback, reason)
-                if callback is on_stop:
-                    return
 
     def _due(
         self, on_hold: Callable[[str], None], on_stop: Callable[[str], None]
@@ -109,7 +108,8 @@ class Watchdog:
                 if silent_s > hold_s and not channel.has_held:
                     channel.has_held = True
                     due.append((on_hold, reason))
-                if silent_s > stop_s:
+                if silent_s > stop_s and not channel.has_stopped:
+                    channel.has_stopped = True
                     due.append((on_stop, reason))
             return due
 

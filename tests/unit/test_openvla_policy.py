@@ -274,6 +274,9 @@ def test_an_unmerged_adapter_is_merged_when_it_is_named(tmp_path: Path) -> None:
     observations = random_observations(POLICY_SPEC, 2)
     with torch.inference_mode():
         torch.testing.assert_close(merged.logits(observations), policy.logits(observations), rtol=1e-4, atol=1e-4)
+        merged.save(tmp_path / "again")
+        again = load_openvla(tmp_path / "again")  # which does not merge it a second time
+        torch.testing.assert_close(again.logits(observations), merged.logits(observations))
     with pytest.raises(ValueError, match="holds no LoRA adapter"):
         load_openvla(
             tmp_path / "base", surroundings=replace(around, config=config.model_copy(update={"adapter": "no"}))

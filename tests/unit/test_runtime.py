@@ -16,9 +16,10 @@ from fakes import POLICY_SPEC, tiny_policy
 from robots.contract import DeploymentContract
 from robots.recorder import Recorder, finished_episodes, load_episode
 from robots.robot import CameraFrame, Command, RobotDescription, RobotError, RobotLimits, RobotState
-from robots.run_types import InferenceError, RunState, RuntimeConfig
+from robots.run_types import InferenceError, Run, RunState, RuntimeConfig
 from robots.runtime import Runtime
 from robots.safety import SafetyChain, SafetyConfig
+from robots.schedule import Schedule
 from robots.watchdog import Watchdog
 from sim.mujoco_world import ACTION_MEANING, PROPRIO_NAMES
 from vla_rl.serving.chunking import ChunkBuffer
@@ -238,6 +239,28 @@ def test_a_reflex_is_cleared_as_often_as_allowed_and_with_fresh_observations() -
         runtime.run_episode("again")
     runtime.acknowledge()
     assert runtime.state is RunState.READY
+    runtime.close()
+
+
+@pytest.mark.parametrize("is_lockstep", [True, False])
+def test_a_first_chunk_unlike_training_ends_the_episode_before_anything_is_sent(is_lockstep: bool) -> None:
+    robot = FakeRobot(is_lockstep)
+    report = run(make(robot, policy(forward(size=50.0))))
+    assert report.outcome == "fault"
+    assert "training" in report.detail
+    assert not robot.sent
+    assert "recover" not in robot.calls
+
+
+def test_a_watchdog_acts_although_nothing_can_be_recorded(tmp_path: Path) -> None:
+    robot = FakeRobot()
+    runtime = make(robot, policy(forward()), folder=tmp_path)
+    runtime._run = Run(instruction="go on", schedule=Schedule(0.0))
+    runtime._recorder.event = lambda event: 1 / 0  # type: ignore[union-attr,method-assign,assignment,return-value]
+    for act in (runtime._watchdog_hold, runtime._watchdog_stop):
+        with pytest.raises(ZeroDivisionError):
+            act("no news")
+    assert robot.calls == ["hold", "stop"]
     runtime.close()
 
 

@@ -36,6 +36,17 @@ def test_silence_holds_and_then_stops_once_each() -> None:
     assert "no news on command" in robot.calls[0]
 
 
+def test_a_second_silence_is_noticed_after_a_stop_that_was_recovered_from() -> None:
+    robot, dog = Robot(), Watchdog(CHANNELS)
+    dog.start(robot.hold, robot.stop)
+    for i in range(2):
+        robot.stopped.clear()
+        dog.feed("command", i)
+        assert robot.stopped.wait(5.0)
+    dog.stop()
+    assert [call.split(":")[0] for call in robot.calls] == ["hold", "stop"] * 2
+
+
 def test_news_keep_it_quiet_and_the_same_news_again_do_not() -> None:
     robot, dog = Robot(), Watchdog(CHANNELS)
     dog.start(robot.hold, robot.stop)

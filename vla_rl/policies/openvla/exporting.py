@@ -51,9 +51,10 @@ def save_policy(policy: OpenVLAPolicy, folder: Path) -> None:
         folder / "generation_config.json",
         {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": policy.model.architecture.pad_token_id},
     )
+    config = policy.config.model_copy(update={"adapter": None})  # these weights contain it: once is enough
     _write_json(
         folder / OUR_FILE,
-        {"format": 1, "policy": policy.config.model_dump(mode="json"), "env_spec": asdict(policy.spec)},
+        {"format": 1, "policy": config.model_dump(mode="json"), "env_spec": asdict(policy.spec)},
     )
     policy.tokenizer.save(folder)
     policy.save_contract(folder)
