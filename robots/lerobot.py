@@ -7,7 +7,10 @@ own tools on our Franka driver, is the plugin in `plugins/lerobot_robot_vla_rl`.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import pkgutil
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -88,13 +91,21 @@ def make_lerobot(kind: str, options: Mapping[str, Any]) -> Any:
             f"LeRobot is not complete ({error}): pip install lerobot (0.5 and later need Python 3.12)"
         ) from error
     try:
-        # Configs register themselves when their module is imported; plugins already have.
-        if kind not in robots.RobotConfig.get_known_choices():
-            importlib.import_module(f"lerobot.robots.{kind}")
+        _register(robots, kind)
         return robots.make_robot_from_config(robots.RobotConfig.get_choice_class(kind)(**options))
-    except (ImportError, KeyError, TypeError) as error:
+    except (ImportError, KeyError, TypeError, AttributeError) as error:
         known = ", ".join(sorted(robots.RobotConfig.get_known_choices()))
         raise ValueError(f"LeRobot cannot make {kind!r} with {dict(options)}: {error}; it knows {known}") from error
+
+
+def _register(robots: Any, kind: str) -> None:
+    """Configs register themselves when their module is imported, which need not have the kind's name."""
+    modules = sorted((one.name for one in pkgutil.iter_modules(robots.__path__)), key=lambda name: name != kind)
+    for name in modules:
+        if kind in robots.RobotConfig.get_known_choices():
+            return
+        with contextlib.suppress(ImportError):  # of a robot whose own libraries are not installed
+            importlib.import_module(f"lerobot.robots.{name}")
 
 
 class LeRobotArm:
@@ -123,8 +134,11 @@ class LeRobotArm:
         self._robot = robot
         self._kinematics = kinematics
         self._config = config
+        # The loop, the watchdog and whoever stops share one bus. Re-entrant, because a signal may stop what holds it.
+        self._lock = threading.RLock()
         self._is_stopped = False
         self._mode: Mode = "idle"
+        self._gripper_goal = config.gripper_open
 
     @property
     def description(self) -> RobotDescription:
@@ -157,12 +171,20 @@ class LeRobotArm:
         Raises:
             RobotError: No answer, or not calibrated.
         """
+
+        def connect() -> bool:
+            self._robot.connect(calibrate=False)
+            return bool(self._robot.is_calibrated)
+
+        name = f"LeRobot's {self._robot.name}"
         try:
-            with_deadline(lambda: self._robot.connect(calibrate=False), timeout_s, f"LeRobot's {self._robot.name}")
+            is_calibrated = with_deadline(connect, timeout_s, name)
         except (OSError, RuntimeError) as error:  # LeRobot's DeviceNotConnectedError is a ConnectionError
-            raise RobotError(f"LeRobot's {self._robot.name}: {error}") from error
-        if not self._robot.is_calibrated:
-            raise RobotError(f"LeRobot's {self._robot.name} is not calibrated; run lerobot-calibrate first")
+            self._disconnect()
+            raise RobotError(f"{name}: {error}") from error
+        if not is_calibrated:
+            self._disconnect()
+            raise RobotError(f"{name} is not calibrated; run lerobot-calibrate first")
 
     def observe(self) -> RobotState:
         """Read the bus.
@@ -189,43 +211,58 @@ class LeRobotArm:
         )
 
     def command(self, command: Command) -> Command:
-        """Send joint goals.
+        """Send joint goals, within the config's limits.
 
         Returns:
-            What LeRobot says it sent, which its own limits may have changed.
+            What LeRobot says it sent; limits may have changed it.
 
         Raises:
-            RobotError: The bus failed, or the robot was stopped.
+            RobotError: The bus failed, the kinematics have no joints for the pose, or the robot was stopped.
         """
         pose = command_pose(command)
-        if self._is_stopped:
-            raise RobotError("the robot was stopped; recover() allows commands again")
-        config, values = self._config, self._read()
-        now = np.array([values[f"{name}.pos"] for name in config.joints], dtype=np.float64)
-        goal = self._kinematics.inverse_kinematics(now, pose)
-        share = (float(command.gripper) + 1.0) / 2.0
-        action = {f"{name}.pos": float(value) for name, value in zip(config.joints, goal, strict=True)}
-        action[f"{config.gripper}.pos"] = config.gripper_open + share * (config.gripper_closed - config.gripper_open)
-        sent = self._send(action)
-        self._mode = "moving"
-        joints = np.array([sent[f"{name}.pos"] for name in config.joints], dtype=np.float64)
+        with self._lock:
+            sent = self._move(pose, float(command.gripper))
+        joints = np.array([sent[f"{name}.pos"] for name in self._config.joints], dtype=np.float64)
         reached = self._kinematics.forward_kinematics(joints)
         return replace(command, position_m=reached[:3, 3], rotation=reached[:3, :3], gripper=self._closing(sent))
 
+    def _move(self, pose: Float64[np.ndarray, "4 4"], gripper: float) -> Mapping[str, Any]:
+        config, values = self._config, self._read()
+        now = np.array([values[f"{name}.pos"] for name in config.joints], dtype=np.float64)
+        goal = self._kinematics.inverse_kinematics(now, pose)
+        if not np.isfinite(goal).all():
+            raise RobotError(f"the kinematics have no joints for the pose {pose[:3, 3]} m: {goal}")
+        goal = np.clip(goal, np.rad2deg(config.joint_lower_rad), np.rad2deg(config.joint_upper_rad))
+        share = (gripper + 1.0) / 2.0
+        self._gripper_goal = config.gripper_open + share * (config.gripper_closed - config.gripper_open)
+        action = {f"{name}.pos": float(value) for name, value in zip(config.joints, goal, strict=True)}
+        if self._is_stopped:
+            raise RobotError("the robot was stopped; recover() allows commands again")
+        self._mode = "moving"
+        sent = self._send({**action, f"{config.gripper}.pos": self._gripper_goal})
+        if self._is_stopped:  # by a signal, while the goals were on their way: they came after its hold
+            self._mode = "moving"
+            self.stop()
+            raise RobotError("the robot was stopped; recover() allows commands again")
+        return sent
+
     def hold(self) -> None:
-        """Make the measured joints the goal, once; repeating it would let the arm sink."""
-        if self._mode == "moving" and not self._is_stopped:
-            values = self._read()
-            self._send({f"{name}.pos": values[f"{name}.pos"] for name in self._config.joints})
-            self._mode = "held"
+        """Make the measured joints the goal, once; repeating it would let the arm sink. The gripper keeps its goal."""
+        with self._lock:
+            if self._mode == "moving":
+                values = self._read()
+                joints = {f"{name}.pos": values[f"{name}.pos"] for name in self._config.joints}
+                self._send({**joints, f"{self._config.gripper}.pos": self._gripper_goal})
+                self._mode = "held"
 
     def stop(self) -> None:
-        """Hold, and refuse commands until `recover`; a bus that fails leaves the motors at their last goal."""
-        try:
-            self.hold()
-        except RobotError:
-            self._mode = "fault"
+        """Refuse commands until `recover`, and hold; a bus that fails leaves the motors at their last goal."""
         self._is_stopped = True
+        with self._lock:
+            try:
+                self.hold()
+            except RobotError:
+                self._mode = "fault"
 
     def recover(self) -> None:
         """Allow commands again if the bus answers.
@@ -233,14 +270,27 @@ class LeRobotArm:
         Raises:
             RobotError: It does not.
         """
-        self._read()
-        self._is_stopped, self._mode = False, "held"
+        with self._lock:
+            self._read()
+            self._is_stopped, self._mode = False, "held"
 
     def close(self) -> None:
         """Stop, and let go of the bus."""
         self.stop()
-        if self._robot.is_connected:
-            self._robot.disconnect()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        """Let go of the bus. LeRobot keeps its port where motors do not answer any more; it is closed here then."""
+        with self._lock:
+            bus = getattr(self._robot, "bus", None)
+            try:
+                if self._robot.is_connected:
+                    self._robot.disconnect()
+            except (OSError, RuntimeError):
+                if bus is None:
+                    raise
+            if bus is not None and bus.is_connected:
+                bus.disconnect(disable_torque=False)
 
     def _closing(self, values: Mapping[str, Any]) -> float:
         """-1 (open) to +1 (closed)."""
@@ -252,7 +302,8 @@ class LeRobotArm:
 
     def _read(self) -> Mapping[str, Any]:
         try:
-            values: Mapping[str, Any] = self._robot.get_observation()
+            with self._lock:
+                values: Mapping[str, Any] = self._robot.get_observation()
         except (OSError, RuntimeError) as error:
             raise RobotError(f"LeRobot's {self._robot.name} cannot be read: {error}") from error
         return values
@@ -260,6 +311,6 @@ class LeRobotArm:
     def _send(self, action: dict[str, Any]) -> Mapping[str, Any]:
         try:
             sent: Mapping[str, Any] = self._robot.send_action(action)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError, TypeError) as error:  # the latter two: its own limits misconfigured
             raise RobotError(f"LeRobot's {self._robot.name} took no command: {error}") from error
         return {**action, **sent}

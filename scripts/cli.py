@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from robots.robot import RobotError
 from scripts import (
     bench_policy,
     bench_sim,
@@ -24,6 +25,7 @@ from scripts import (
 )
 from scripts.progress import console
 from scripts.run_config import field_table
+from vla_rl.serving.client import PolicyError
 from vla_rl.types import SimError, TrainingError
 
 app = typer.Typer(
@@ -51,11 +53,23 @@ app.command("bench-sim")(bench_sim.main)
 app.command("bench-train", epilog=EVERYTHING)(bench_train.main)
 
 
+_USER_ERRORS = (
+    ValueError,
+    OSError,
+    ImportError,
+    FloatingPointError,
+    SimError,
+    TrainingError,
+    PolicyError,
+    RobotError,
+)
+
+
 def main() -> None:
     """Run a verb; a user's mistake ends in one clear message, not in a traceback."""
     try:
         app()
-    except (ValueError, OSError, ImportError, SimError, TrainingError, FloatingPointError) as error:
+    except _USER_ERRORS as error:
         console.print(f"error: {error}", style="red", markup=False)
         sys.exit(1)
 

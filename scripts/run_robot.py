@@ -218,7 +218,7 @@ def main(
         str | None, typer.Option("--robot", help="Preset: configs/robots/<name>.yaml, read before other files.")
     ] = None,
     instruction: Annotated[str | None, typer.Option("--instruction", help="What a real robot is told to do.")] = None,
-    episodes: Annotated[int | None, typer.Option("--episodes", help="Episodes, at most.")] = None,
+    episodes: Annotated[int | None, typer.Option("--episodes", min=1, help="Episodes, at most.")] = None,
     server: Annotated[
         str | None, typer.Option("--server", help="Address of a policy server, e.g. ws://10.0.0.2:8000; default: own.")
     ] = None,
@@ -242,7 +242,10 @@ def main(
     with own or nullcontext():
         client = PolicyClient(server or (own.url if own else ""), api_key=api_key)
         try:
-            contract = DeploymentContract.model_validate(client.connect()["contract"])
+            metadata = client.connect()
+            if "contract" not in metadata:
+                raise ValueError(f"the policy server sends no contract, only {sorted(metadata)}; use vla-rl serve")
+            contract = DeploymentContract.model_validate(metadata["contract"])
             reports = run_robot(config, contract, client, out, instruction, episodes)
         finally:
             client.close()

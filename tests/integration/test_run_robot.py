@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 from robots.recorder import finished_episodes, load_episode
-from scripts.cli import app
+from scripts.cli import app, main
 from sim.suites import make_suite
 from sim.tabletop.suite import TabletopConfig
 from vla_rl.policies.loading import load_policy
@@ -21,6 +22,7 @@ from vla_rl.policies.word_tokenizer import WordTokenizer
 from vla_rl.policy import Sampling
 from vla_rl.rollout.engine import RolloutConfig, make_collector, make_vec_env, requests_of
 from vla_rl.rollout.sources import evaluation_starts
+from vla_rl.serving.client import PolicyClient, PolicyError
 from vla_rl.types import Episode
 
 HORIZON = 20
@@ -127,6 +129,26 @@ def test_a_server_elsewhere_and_a_robot_that_does_not_fit(checkpoint: Path, tmp_
     assert "give a checkpoint" in str(nothing.exception)
     no_box = CliRunner().invoke(app, ["run-robot", str(checkpoint)])
     assert "workspace_low_m" in str(no_box.exception)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [(PolicyError("nobody is there"), "error: nobody is there"), ({"x": 1}, "sends no contract, only ['x']")],
+)
+def test_a_server_that_is_of_no_use_is_one_clear_message(
+    metadata: Any, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def connect(client: PolicyClient) -> Any:
+        if isinstance(metadata, Exception):
+            raise metadata
+        return metadata
+
+    monkeypatch.setattr(PolicyClient, "connect", connect)
+    monkeypatch.setattr("sys.argv", ["vla-rl", "run-robot", "--server", "ws://127.0.0.1:9", *sim(), "--out", "unused"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 1
+    assert message in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.slow

@@ -7,35 +7,26 @@ VLA_RL_LEROBOT_PYTHON=ENV/bin/python make test-robots
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lerobot_environment import lerobot_python, lerobot_variables
 
 pytestmark = pytest.mark.robot_peers
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def lerobot_python() -> str:
-    python = os.environ.get("VLA_RL_LEROBOT_PYTHON")
-    if python is None:
-        pytest.skip("LeRobot's environment is not there: see this file's docstring, then set VLA_RL_LEROBOT_PYTHON")
-    return python
-
 
 @pytest.mark.usefixtures("real_time")
-def test_lerobot_drives_our_franka(start_peer: Any, lerobot_python: str, tmp_path: Path) -> None:
+def test_lerobot_drives_our_franka(start_peer: Any, tmp_path: Path) -> None:
+    python = lerobot_python()
     done = subprocess.run(
-        [lerobot_python, str(Path(__file__).with_name("lerobot_client.py")), start_peer("franka_sim").host],
+        [python, str(Path(__file__).with_name("lerobot_client.py")), start_peer("franka_sim").host],
         capture_output=True,
         text=True,
         timeout=200,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
+        env=lerobot_variables(python, tmp_path),
     )
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads(done.stdout.splitlines()[-1])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = (".ci", "configs", "docs", "robots", "scripts", "sim", "tests", "vla_rl")
+FOLDERS = (".ci", "configs", "docs", "plugins", "robots", "scripts", "sim", "tests", "vla_rl")
 TEXT_SUFFIXES = {"", ".py", ".sh", ".md", ".toml", ".txt", ".yaml", ".yml"}
 
 MAX_FILE_LINES, MAX_TEST_FILE_LINES, MAX_FUNCTION_LINES = 400, 500, 60

@@ -123,6 +123,35 @@ def test_hold_sends_once_and_stop_stays(arm: LeRobotArm) -> None:
     assert not robot.is_connected
 
 
+def test_a_stop_while_goals_are_on_their_way_has_the_last_word(arm: LeRobotArm) -> None:
+    robot, sent = arm._robot, []
+    send = robot.send_action
+
+    def interrupted(action: dict[str, Any]) -> dict[str, Any]:
+        sent.append(action)
+        if len(sent) == 1:
+            arm.stop()  # as a signal's handler does
+        return send(action)
+
+    robot.send_action = interrupted
+    before = robot.positions["shoulder.pos"]
+    with pytest.raises(RobotError, match="stopped"):
+        arm.command(Command(position_m=np.array([-1.0, 1.0, 0.0]), rotation=np.eye(3), gripper=0.0))
+    assert sent[-1]["shoulder.pos"] == robot.positions["shoulder.pos"] != before  # stands where it got to
+
+
+def test_goals_stay_within_the_joint_limits_and_must_be_numbers(arm: LeRobotArm) -> None:
+    bounded = LeRobotArm(arm._robot, TwoLinks(), config(joint_lower_rad=(0.0, 0.0), joint_upper_rad=(0.1, 1.5)))
+    pose = Command(position_m=np.array([-1.0, 1.0, 0.0]), rotation=np.eye(3), gripper=0.0)
+    for _ in range(20):
+        bounded.command(pose)
+    assert arm._robot.positions["shoulder.pos"] == pytest.approx(np.rad2deg(0.1))
+    bounded._kinematics = nowhere = TwoLinks()
+    nowhere.inverse_kinematics = lambda now, pose: np.full(2, np.nan)  # type: ignore[method-assign]
+    with pytest.raises(RobotError, match="no joints"):
+        bounded.command(pose)
+
+
 def test_a_broken_bus(arm: LeRobotArm) -> None:
     arm.command(Command(position_m=np.array([0.95, 1.0, 0.0]), rotation=np.eye(3), gripper=0.0))
     arm._robot.is_broken = True

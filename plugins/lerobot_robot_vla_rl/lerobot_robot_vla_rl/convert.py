@@ -58,12 +58,13 @@ def convert(
     partial = out.with_name(f".{out.name}.partial")
     if partial.exists():
         raise FileExistsError(f"{partial} exists: another conversion is running, or one was stopped; then remove it")
-    dataset = _create(load_episode(chosen[0]), partial, repo_id, use_videos)
     layout = _layout(load_episode(chosen[0]))
     for folder in chosen:
-        episode = load_episode(folder)
-        if (found_layout := _layout(episode)) != layout:
+        if (found_layout := _layout(load_episode(folder))) != layout:
             raise ValueError(f"{folder.name} differs from {chosen[0].name}: {found_layout} instead of {layout}")
+    dataset = _create(load_episode(chosen[0]), partial, repo_id, use_videos)
+    for folder in chosen:
+        episode = load_episode(folder)
         rows = np.flatnonzero(np.isfinite(episode.asked).all(axis=1) & np.isfinite(episode.sent_gripper))
         counts["frames_left_out"] += len(episode.time_s) - len(rows)
         if len(rows) == 0:
