@@ -14,7 +14,7 @@ from sim.world import Suite
 from vla_rl.data.demos import Demonstration, norm_stats
 from vla_rl.distributed import checked_device
 from vla_rl.policies.loading import load_policy, new_openvla_policy
-from vla_rl.policies.openvla.checkpoint import resolve_checkpoint_folder
+from vla_rl.policies.openvla.checkpoint import is_hub_id, resolve_checkpoint_folder
 from vla_rl.policies.openvla.config import OpenVLAConfig, Surroundings
 from vla_rl.policies.openvla.conventions import to_published_actions
 from vla_rl.policies.tiny_vla import TinyVLA, TinyVLAConfig
@@ -31,8 +31,8 @@ def find_policy(checkpoint: Path) -> Path:
     Raises:
         ValueError: None of these.
     """
-    is_hub_id = not checkpoint.exists() and not checkpoint.is_absolute() and len(checkpoint.parts) == 2
-    return resolve_checkpoint_folder(str(checkpoint)) if is_hub_id else resolve_checkpoint(checkpoint)
+    is_id = not checkpoint.exists() and is_hub_id(str(checkpoint))
+    return resolve_checkpoint_folder(str(checkpoint)) if is_id else resolve_checkpoint(checkpoint)
 
 
 def read_policy(config: RunConfig, checkpoint: Path, suite: Suite) -> TokenPolicy:
@@ -63,13 +63,15 @@ def _new_policy(config: RunConfig, spec: EnvSpec, demonstrations: list[Demonstra
     torch.manual_seed(int(seed_sequence(config.seed, "policy").generate_state(1)[0]))
     is_raw = [name == "gripper" for name in spec.action_names]
     instructions = [demo.instruction for demo in demonstrations]
+    suites = _suites([demo.task for demo in demonstrations])
+    key = suites[0] if len(suites) == 1 else config.suite.type  # published statistics are found by the suite's name
     match config.policy:
         case TinyVLAConfig():
-            stats = norm_stats(demonstrations, config.suite.type, is_raw)
+            stats = norm_stats(demonstrations, key, is_raw)
             return TinyVLA(config.policy, spec, stats, WordTokenizer.from_instructions(instructions)).to(device)
         case OpenVLAConfig():
             published = [replace(demo, actions=to_published_actions(demo.actions, spec)) for demo in demonstrations]
-            stats = norm_stats(published, config.suite.type, is_raw)
+            stats = norm_stats(published, key, is_raw)
             surroundings = _surroundings(config.policy, spec, [demo.task for demo in demonstrations])
             return new_openvla_policy(surroundings, instructions, stats, config.compute, device)
         case _:
@@ -77,4 +79,8 @@ def _new_policy(config: RunConfig, spec: EnvSpec, demonstrations: list[Demonstra
 
 
 def _surroundings(config: OpenVLAConfig, spec: EnvSpec, tasks: Sequence[str]) -> Surroundings:
-    return Surroundings(config=config, spec=spec, suites=sorted({task.split("/")[0] for task in tasks}))
+    return Surroundings(config=config, spec=spec, suites=_suites(tasks))
+
+
+def _suites(tasks: Sequence[str]) -> list[str]:
+    return sorted({task.split("/")[0] for task in tasks})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -127,12 +128,52 @@ def test_a_side_file_with_code_in_it_is_not_run(folder: Path) -> None:
         ({"timm_model_ids": ["clip"]}, "only the fused backbone"),
         ({"image_sizes": [224, 384]}, "expected the same for both towers"),
         ({"text_config": {"model_type": "llama", "attention_bias": True}}, "no plain Llama 2"),
+        ({"n_action_bins": 128}, "n_action_bins 128, not 256"),
+        ({"image_resize_strategy": "letterbox"}, "image_resize_strategy 'letterbox', not 'resize-naive'"),
+        ({"timm_override_act_layers": ["quick_gelu", None]}, "timm_override_act_layers"),
+        ({"arch_specifier": "linear"}, "arch_specifier 'linear'"),
     ],
 )
 def test_other_models_are_refused(change: dict, match: str) -> None:
     config = json.loads((TINY / "config.json").read_text()) | change
     with pytest.raises(ValueError, match=match):
         Architecture.from_config(config)
+
+
+@pytest.mark.parametrize("name", ["image_sizes", "text_config", "pad_token_id", "pad_to_multiple_of", "n_action_bins"])
+def test_an_incomplete_config_is_named(name: str) -> None:
+    config = json.loads((TINY / "config.json").read_text())
+    config.pop(name)
+    with pytest.raises(ValueError, match=rf"config\.json lacks {name}"):
+        Architecture.from_config(config)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"tvf_do_letterbox": True}, "tvf_do_letterbox True, not False"),
+        ({"means": [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]]}, "means"),
+        ({"input_sizes": [[3, 384, 384], [3, 384, 384]]}, "input_sizes"),
+    ],
+)
+def test_other_images_are_refused(folder: Path, change: dict, match: str) -> None:
+    path = folder / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=match):
+        load_model(CheckpointFiles.find(folder), "cpu", ComputeConfig())
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"preprocessor_config\.json is damaged"):
+        load_model(CheckpointFiles.find(folder), "cpu", ComputeConfig())
+    path.unlink()
+    load_model(CheckpointFiles.find(folder), "cpu", ComputeConfig())
+
+
+def test_a_tensor_in_two_files_is_named(folder: Path) -> None:
+    name = "language_model.lm_head.weight"
+    stored = load_file(folder / "model-00004-of-00004.safetensors")[name]
+    edit_shard(folder, lambda tensors: tensors.update({name: stored}))
+    with pytest.raises(ValueError, match=f"doubled: {name}"):
+        load_model(CheckpointFiles.find(folder), "cpu", ComputeConfig())
 
 
 def test_statistics_are_found_by_suite_or_by_key_and_candidates_are_listed(folder: Path) -> None:
@@ -165,6 +206,13 @@ def test_a_hub_id_is_looked_up_in_the_local_cache_only(
     assert resolve_checkpoint_folder(str(folder)) == folder
     with pytest.raises(ValueError, match="does not exist"):
         resolve_checkpoint_folder("./nowhere/at_all")
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="'runs/stf' does not exist"):  # "runs" is here, so this is no hub id
+        resolve_checkpoint_folder("runs/stf")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ValueError, match=r"does not exist; if it is a hub id: pip install 'vla-rl\[openvla\]'"):
+        resolve_checkpoint_folder("someone/openvla-tiny")
 
 
 def test_tensors_pass_one_by_one(folder: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from fakes import INSTRUCTIONS, POLICY_SPEC, openvla_policy, random_observations
 from openvla_golden import CHECKPOINT, TOWERS
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from vla_rl.policies.compute import ComputeConfig, TrainEverything, TrainLora
 from vla_rl.policies.loading import load_policy
@@ -68,7 +68,8 @@ def test_a_published_checkpoint_is_written_back_tensor_by_tensor(published: Path
     stored, written = (dict(files.tensors("cpu")) for files in (before, after))
     for name, tensor in stored.items():
         torch.testing.assert_close(written[name], tensor, rtol=0, atol=0)
-    assert {name: after.config[name] for name in before.config} == dict(before.config)
+    assert after.config == {name: value for name, value in before.config.items() if name != "auto_map"}
+    assert "auto_map" not in (tmp_path / "written" / "preprocessor_config.json").read_text()  # code that is not there
     assert set(after.side_files) == {"action_head", "proprio_projector"}
     for name in after.side_files:
         for key, tensor in before.side_module(name).items():
@@ -247,6 +248,9 @@ def test_adapters_start_at_zero_train_alone_and_survive_saving(targets: str, tmp
         torch.testing.assert_close(merged.logits(observations), ours, rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match=r"adapters of rank 2, alpha 4, but compute\.trained says rank 8"):
         load_policy(tmp_path / "saved", compute=ComputeConfig(trained=TrainLora(rank=8)))
+    other = "language" if targets == "attention" else "attention"
+    with pytest.raises(ValueError, match=rf"layers, but compute\.trained\.targets={other} means"):
+        load_policy(tmp_path / "saved", compute=ComputeConfig(trained=TrainLora(rank=2, alpha=4, targets=other)))
     policy.restore(tmp_path / "saved")
 
 
@@ -277,10 +281,28 @@ def test_an_unmerged_adapter_is_merged_when_it_is_named(tmp_path: Path) -> None:
         merged.save(tmp_path / "again")
         again = load_openvla(tmp_path / "again")  # which does not merge it a second time
         torch.testing.assert_close(again.logits(observations), merged.logits(observations))
+    kept = load_openvla(tmp_path / "base", compute=compute, surroundings=around)  # to train on
+    trained = {name: weight for name, weight in kept.named_parameters() if weight.requires_grad}
+    for name, weight in policy.named_parameters():
+        if weight.requires_grad:
+            torch.testing.assert_close(trained.pop(name), weight, rtol=0, atol=0)
+    assert not trained
     with pytest.raises(ValueError, match="holds no LoRA adapter"):
         load_openvla(
             tmp_path / "base", surroundings=replace(around, config=config.model_copy(update={"adapter": "no"}))
         )
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(path)
+    lost = next(name for name in tensors if "lora_B" in name)
+    tensors.pop(lost)
+    save_file(tensors, path)
+    with pytest.raises(ValueError, match=f"is incomplete: it lacks {lost.removeprefix('base_model.model.')}"):
+        load_openvla(tmp_path / "base", surroundings=around)
+
+
+def test_an_adapter_needs_a_checkpoint() -> None:
+    with pytest.raises(ValueError, match=r"policy\.checkpoint is not: there is nothing to add it to"):
+        openvla_policy(adapter="somewhere")
 
 
 @pytest.mark.parametrize("compute", [{"activation_checkpointing": True}, {"precision": "mixed"}])

@@ -96,16 +96,11 @@ class Architecture:
         """The sizes that a published `config.json` describes.
 
         Raises:
-            ValueError: Not an OpenVLA model with the fused DINOv2 and SigLIP towers; says what was found.
+            ValueError: Incomplete, or no OpenVLA model with the fused DINOv2 and SigLIP towers; says what was found.
         """
         if config.get("model_type") != "openvla":
             raise ValueError(f"config.json has model_type {config.get('model_type')!r}; expected 'openvla'")
-        ids = config.get("timm_model_ids")
-        if ids != [DINOV2_ID, SIGLIP_ID] or not config.get("use_fused_vision_backbone"):
-            raise ValueError(
-                f"config.json has timm_model_ids {ids} (vision_backbone_id {config.get('vision_backbone_id')!r}); only "
-                f"the fused backbone of [{DINOV2_ID!r}, {SIGLIP_ID!r}] is supported, as in all OpenVLA-7B checkpoints"
-            )
+        _refuse_other_models(config)
         sizes = set(config["image_sizes"])
         if len(sizes) != 1:
             raise ValueError(f"config.json has image_sizes {config['image_sizes']}; expected the same for both towers")
@@ -157,10 +152,37 @@ class Architecture:
         return entries if towers == _PUBLISHED_TOWERS else entries | {"vision_towers": towers}
 
 
+_NEEDED = ("image_sizes", "text_config", "pad_token_id", "pad_to_multiple_of", "n_action_bins")
+_SUPPORTED: dict[str, Any] = {
+    "n_action_bins": 256,
+    "image_resize_strategy": "resize-naive",
+    "arch_specifier": "no-align+fused-gelu-mlp",
+    "timm_override_act_layers": [None, None],
+}
+"""Entries of which there are variants that change what the model computes, and the one that all OpenVLA-7B share."""
 _PUBLISHED_TOWERS: list[dict[str, int]] = [
     {"dim": 1024, "depth": 24, "num_heads": 16, "mlp_dim": 4096},
     {"dim": 1152, "depth": 27, "num_heads": 16, "mlp_dim": 4304},
 ]
+
+
+def _refuse_other_models(config: Mapping[str, Any]) -> None:
+    missing = [name for name in _NEEDED if name not in config]
+    if missing:
+        raise ValueError(f"config.json lacks {', '.join(missing)}; it is not that of a complete OpenVLA checkpoint")
+    ids = config.get("timm_model_ids")
+    if ids != [DINOV2_ID, SIGLIP_ID] or not config.get("use_fused_vision_backbone"):
+        raise ValueError(
+            f"config.json has timm_model_ids {ids} (vision_backbone_id {config.get('vision_backbone_id')!r}); only "
+            f"the fused backbone of [{DINOV2_ID!r}, {SIGLIP_ID!r}] is supported, as in all OpenVLA-7B checkpoints"
+        )
+    others = [
+        f"{name} {config[name]!r}, not {usual!r}"
+        for name, usual in _SUPPORTED.items()
+        if config.get(name, usual) != usual
+    ]
+    if others:
+        raise ValueError(f"config.json has {'; '.join(others)}; other models than OpenVLA-7B's are not supported")
 
 
 def _language_sizes(text: Mapping[str, Any]) -> LanguageSizes:

@@ -14,7 +14,7 @@ import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -56,6 +56,26 @@ class CheckpointFiles:
         except ValueError as error:
             raise ValueError(f"{path} is damaged: {error}") from error
         return cls(folder=folder, config=config, shards=_find_shards(folder), side_files=_find_side_files(folder))
+
+    def require_trainable(self, stage: Literal["sft", "train"]) -> None:
+        """Refuse a stage that the side modules do not allow.
+
+        Raises:
+            ValueError: Says which file, and what to use instead.
+        """
+        if "vision_backbone" in self.side_files:
+            raise ValueError(f"{self.folder} modulates its vision towers (FiLM), which can be evaluated, not trained")
+        if "noisy_action_projector" in self.side_files:
+            raise ValueError(
+                f"{self.folder} has a diffusion head, which can be evaluated, not trained; start from a checkpoint "
+                "without the files action_head--* and noisy_action_projector--*"
+            )
+        if stage == "train" and "action_head" in self.side_files:
+            raise ValueError(
+                f"{self.folder} has a regression head, which gives no probabilities of actions; reinforcement learning "
+                "needs a checkpoint that was cloned with discrete tokens, for example "
+                "Haozhan72/Openvla-oft-SFT-libero-spatial-traj1"
+            )
 
     def norm_stats(self) -> Mapping[str, Any]:
         """Statistics by dataset: of `dataset_statistics.json` if it is there, else of `config.json`."""
@@ -109,10 +129,15 @@ def resolve_checkpoint_folder(name: str) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+    if not is_hub_id(name):
         raise ValueError(f"checkpoint {name!r} does not exist")
-    from huggingface_hub import snapshot_download  # of the extra [openvla]
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    try:
+        from huggingface_hub import snapshot_download  # of the extra [openvla]
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"checkpoint {name!r} does not exist; if it is a hub id: pip install 'vla-rl[openvla]'"
+        ) from error
 
     try:
         return Path(snapshot_download(name, local_files_only=True))
@@ -121,6 +146,12 @@ def resolve_checkpoint_folder(name: str) -> Path:
             f"checkpoint {name!r} is neither a folder nor a hub id in the local cache; download it first: "
             f"hf download {name}"
         ) from error
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a checkpoint that is no folder here can be a hub id; in a folder that is here it is a mistyped path."""
+    folder = name.partition("/")[0]
+    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not Path(folder).is_dir()
 
 
 def load_weights(
@@ -139,12 +170,16 @@ def load_weights(
     """
     expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     found: dict[str, Shape] = {}
+    doubled: list[str] = []
     for name, tensor in tensors:
+        if name in found:
+            doubled.append(f"  doubled: {name}")
+            continue
         found[name] = tuple(tensor.shape)
         if expected.get(name) == found[name]:
             converted = tensor.to(dtype) if tensor.is_floating_point() else tensor
             module.load_state_dict({name: converted}, strict=False, assign=True)
-    problems = compare_shapes(expected, found)
+    problems = compare_shapes(expected, found) + doubled
     if problems:
         raise ValueError(f"the weights in {source} do not fit the model:\n" + "\n".join(problems))
 

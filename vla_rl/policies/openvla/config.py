@@ -70,7 +70,8 @@ class OpenVLAConfig(ConfigModel):
     """Where cloning starts: a folder, or a hub id whose files are in the local cache, in the published format; null:
     random weights with the sizes below. (Reinforcement learning starts from `--checkpoint`.)"""
     adapter: str | None = None
-    """Folder of a LoRA adapter that is not yet merged into the checkpoint; it is merged when the weights are read."""
+    """Folder of a LoRA adapter that is not yet merged into the published checkpoint: it is trained on if
+    `compute.trained` is lora, else merged when the weights are read. Checkpoints of vla-rl bring their own."""
     sizes: NanoSizes = NanoSizes()
     """Sizes of a model with random weights."""
     action_horizon: int = Field(default=8, ge=1, le=64)

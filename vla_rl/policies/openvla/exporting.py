@@ -18,8 +18,8 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 
-from vla_rl.policies.images import DINOV2_MEAN, DINOV2_STD, SIGLIP_MEAN, SIGLIP_STD
 from vla_rl.policies.openvla.lora import ADAPTER_FOLDER, base_state_dict, has_lora, save_adapter
+from vla_rl.policies.openvla.preprocessor import preprocessor_config
 from vla_rl.policies.openvla.side_modules import is_published_weight, side_state_dicts
 from vla_rl.run import flat_versions
 
@@ -45,8 +45,9 @@ def save_policy(policy: OpenVLAPolicy, folder: Path) -> None:
     stats = policy.norm_stats
     stats.save(folder)
     table = json.loads((folder / "dataset_statistics.json").read_text())
-    _write_json(folder / "config.json", policy.published_config | {"norm_stats": table})
-    _write_json(folder / "preprocessor_config.json", _preprocessor_config(policy.model.architecture.image_size))
+    published = {name: value for name, value in policy.published_config.items() if name != "auto_map"}
+    _write_json(folder / "config.json", published | {"norm_stats": table})  # auto_map would name code that is not here
+    _write_json(folder / "preprocessor_config.json", preprocessor_config(policy.model.architecture.image_size))
     _write_json(
         folder / "generation_config.json",
         {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": policy.model.architecture.pad_token_id},
@@ -72,33 +73,6 @@ def _write_weights(tensors: dict[str, torch.Tensor], folder: Path) -> None:
             folder / "model.safetensors.index.json",
             {"metadata": split.metadata, "weight_map": split.tensor_to_filename},
         )
-
-
-def _preprocessor_config(image_size: int) -> dict[str, Any]:
-    square = {"output_size": [image_size, image_size]}
-    resize = {"antialias": True, "interpolation": 3, "max_size": None, "size": [image_size, image_size]}
-    means, stds = [DINOV2_MEAN, SIGLIP_MEAN], [DINOV2_STD, SIGLIP_STD]
-    return {
-        "auto_map": {
-            "AutoImageProcessor": "processing_prismatic.PrismaticImageProcessor",
-            "AutoProcessor": "processing_prismatic.PrismaticProcessor",
-        },
-        "image_processor_type": "PrismaticImageProcessor",
-        "processor_class": "PrismaticProcessor",
-        "image_resize_strategy": "resize-naive",
-        "input_sizes": [[3, image_size, image_size]] * 2,
-        "interpolations": ["bicubic", "bicubic"],
-        "means": means,
-        "stds": stds,
-        "tvf_crop_params": [square, square],
-        "tvf_do_letterbox": False,
-        "tvf_letterbox_fill": None,
-        "tvf_normalize_params": [
-            {"inplace": False, "mean": list(mean), "std": list(std)} for mean, std in zip(means, stds, strict=True)
-        ],
-        "tvf_resize_params": [resize, resize],
-        "use_fused_vision_backbone": True,
-    }
 
 
 def _model_card(policy: OpenVLAPolicy) -> str:

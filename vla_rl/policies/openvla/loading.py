@@ -20,6 +20,7 @@ from vla_rl.policies.openvla.lora import ADAPTER_FOLDER, add_lora, check_lora, h
 from vla_rl.policies.openvla.model import OpenVLAModel
 from vla_rl.policies.openvla.other_heads import AutoregressiveOpenVLA, ContinuousOpenVLA
 from vla_rl.policies.openvla.policy import OpenVLAPolicy
+from vla_rl.policies.openvla.preprocessor import check_preprocessor
 from vla_rl.policies.openvla.prompt import PromptTokenizer
 from vla_rl.policies.openvla.side_modules import add_new_side_modules, attach_side_module
 from vla_rl.types import EnvSpec
@@ -36,7 +37,7 @@ def load_openvla(
         folder: With `vla_rl.json` (ours), or without (any other).
         device: Where the weights go, shard by shard.
         compute: Precision, memory and what is trained; None: float32, everything.
-        surroundings: Needed where there is no `vla_rl.json`, and not used where there is.
+        surroundings: Needed where there is no `vla_rl.json`; where there is, that file says everything.
 
     Raises:
         ValueError: A file is missing or damaged, a tensor does not fit, or nothing says what the policy is.
@@ -57,25 +58,25 @@ def load_openvla(
     else:
         config, spec = surroundings.config, surroundings.spec
         stats = published_norm_stats(files, surroundings.suites, config.norm_key)
-    model = load_model(files, device, compute, config.adapter)
+    model = load_model(files, device, compute)
     if is_ours and (folder / ADAPTER_FOLDER).is_dir():
         load_adapter(model, folder / ADAPTER_FOLDER)
+    elif not is_ours and config.adapter is not None:
+        load_adapter(model, Path(config.adapter))
     tokenizer = PromptTokenizer.load(folder, model.architecture.pad_token_id)
     return _finish(model, config, spec, stats, tokenizer, compute, dict(files.config))
 
 
-def load_model(files: CheckpointFiles, device: str, compute: ComputeConfig, adapter: str | None = None) -> OpenVLAModel:
-    """The model with its side modules, on the device, and with an unmerged adapter folded in."""
+def load_model(files: CheckpointFiles, device: str, compute: ComputeConfig) -> OpenVLAModel:
+    """The model with its side modules, on the device."""
     dtype = torch.bfloat16 if compute.precision == "bfloat16" else torch.float32
+    architecture = Architecture.from_config(files.config)
+    check_preprocessor(files.folder, architecture.image_size)
     with torch.device("meta"):
-        model = OpenVLAModel(Architecture.from_config(files.config))
+        model = OpenVLAModel(architecture)
     load_weights(model, files.tensors(device), dtype, str(files.folder))
     for name in files.side_files:
         attach_side_module(model, name, files.side_module(name), device, dtype)
-    if adapter is not None:
-        load_adapter(model, Path(adapter))
-        merge_lora(model)
-        model.requires_grad_(requires_grad=True)
     return model
 
 
@@ -89,6 +90,8 @@ def _finish(
     published_config: dict[str, Any],
 ) -> OpenVLAPolicy:
     """Choose what is trained and how it is computed, and the class that goes with the head."""
+    _check_parts(model, config)
+    _check_dims(model, spec, norm_stats)
     match compute.trained:
         case TrainLora() if has_lora(model):
             check_lora(model, compute.trained)
@@ -112,6 +115,46 @@ def _finish(
     else:
         policy_class = OpenVLAPolicy if model.action_head is None else ContinuousOpenVLA
     return policy_class(model, config, spec, norm_stats, tokenizer, compute, published_config)
+
+
+def _check_parts(model: OpenVLAModel, config: OpenVLAConfig) -> None:
+    """Refuse settings that ask for parts that the checkpoint does not have."""
+    wanted = {
+        "action_head": (config.action_head == "l1", "policy.action_head=l1"),
+        "proprio_projector": (config.use_proprio, "policy.use_proprio=true"),
+    }
+    for name, (is_wanted, setting) in wanted.items():
+        if is_wanted and getattr(model, name) is None:
+            raise ValueError(
+                f"{setting} needs the file {name}--*_checkpoint.pt beside the weights, which is not there; leave the "
+                "setting out, or clone with it first (vla-rl sft)"
+            )
+
+
+def _check_dims(model: OpenVLAModel, spec: EnvSpec, norm_stats: NormStats) -> None:
+    """Compare the sizes of heads, projectors and statistics with the suite's.
+
+    Raises:
+        ValueError: Lists all that differ.
+    """
+    action_dims = {"the statistics of actions": len(norm_stats.action.q01)}
+    if model.action_head is not None:
+        action_dims["the action head"] = model.action_head.action_dim
+    proprio_dims = {}
+    if model.proprio_projector is not None:
+        proprio_dims["the projector of proprioception"] = model.proprio_projector.fc1.in_features
+        proprio_dims["the statistics of proprioception"] = len(norm_stats.proprio.q01)
+    differences = [
+        f"{name}: {dim} entries, the suite {expected} ({', '.join(names)})"
+        for dims, expected, names in (
+            (action_dims, spec.action_dim, spec.action_names),
+            (proprio_dims, spec.proprio_dim, spec.proprio_names),
+        )
+        for name, dim in dims.items()
+        if dim != expected
+    ]
+    if differences:
+        raise ValueError(f"the checkpoint does not fit the suite: {'; '.join(differences)}")
 
 
 def freeze_unused(model: OpenVLAModel) -> None:
@@ -161,6 +204,7 @@ def new_openvla(
     norm_stats: NormStats,
     compute: ComputeConfig,
     device: str = "cpu",
+    architecture: Architecture | None = None,
 ) -> OpenVLAPolicy:
     """A policy for cloning: from the checkpoint that the settings name, or with random weights of torch's generator.
 
@@ -170,17 +214,24 @@ def new_openvla(
         norm_stats: Of the demonstrations, in the published convention.
         compute: Precision, memory and what is trained.
         device: Where the weights go.
+        architecture: Of random weights; None: the settings' sizes.
+
+    Raises:
+        ValueError: An adapter without a checkpoint; or see `load_openvla`.
     """
     config = surroundings.config
     if config.checkpoint is None:
-        architecture = config.sizes.architecture()
-        model = OpenVLAModel(architecture)
-        model.to(device, torch.bfloat16 if compute.precision == "bfloat16" else torch.float32)
+        if config.adapter is not None:
+            raise ValueError("policy.adapter is set, but policy.checkpoint is not: there is nothing to add it to")
+        architecture = architecture or config.sizes.architecture()
+        model = _random_model(architecture, device, compute)
         tokenizer = PromptTokenizer.from_instructions(instructions)
         published = architecture.to_config()
     else:
         files = CheckpointFiles.find(resolve_checkpoint_folder(config.checkpoint))
-        model = load_model(files, device, compute, config.adapter)
+        model = load_model(files, device, compute)
+        if config.adapter is not None:
+            load_adapter(model, Path(config.adapter))
         tokenizer = PromptTokenizer.load(files.folder, model.architecture.pad_token_id)
         published = dict(files.config)
     add_new_side_modules(
@@ -189,3 +240,9 @@ def new_openvla(
         l1_action_dim=surroundings.spec.action_dim if config.action_head == "l1" else None,
     )
     return _finish(model, config, surroundings.spec, norm_stats, tokenizer, compute, published)
+
+
+def _random_model(architecture: Architecture, device: str, compute: ComputeConfig) -> OpenVLAModel:
+    """On the host in float32 and then moved: the same numbers for every device and precision."""
+    model = OpenVLAModel(architecture)
+    return model.to(device, torch.bfloat16 if compute.precision == "bfloat16" else torch.float32)

@@ -34,7 +34,7 @@ def check_lora(model: nn.Module, config: TrainLora) -> None:
     """Refuse settings that differ from the adapters that the model already has.
 
     Raises:
-        ValueError: Rank or alpha differ.
+        ValueError: Rank, alpha or targets differ.
     """
     adapter = _adapter_config(model)
     if (adapter.r, adapter.lora_alpha) != (config.rank, config.alpha):
@@ -42,11 +42,21 @@ def check_lora(model: nn.Module, config: TrainLora) -> None:
             f"the checkpoint has LoRA adapters of rank {adapter.r}, alpha {adapter.lora_alpha}, but compute.trained "
             f"says rank {config.rank}, alpha {config.alpha}; use the checkpoint's values"
         )
+    there, wanted = _adapted(model), set(_targets(model, config))
+    if there != wanted:
+        raise ValueError(
+            f"the checkpoint has LoRA adapters at {len(there)} layers, but compute.trained.targets={config.targets} "
+            f"means {len(wanted)} ({len(there & wanted)} of them the same); use the value that it was trained with"
+        )
 
 
 def has_lora(model: nn.Module) -> bool:
     """Whether the model has adapters."""
-    return any(hasattr(module, "lora_A") for module in model.modules())
+    return bool(_adapted(model))
+
+
+def _adapted(model: nn.Module) -> set[str]:
+    return {name for name, module in model.named_modules() if hasattr(module, "lora_A")}
 
 
 def merge_lora(model: nn.Module) -> None:
@@ -103,6 +113,9 @@ def load_adapter(model: nn.Module, folder: Path) -> None:
 
 def _fill(model: nn.Module, tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
     expected = {name.replace(f".{_ADAPTER}.", "."): tensor for name, tensor in model.named_parameters()}
+    missing = sorted(name for name in expected if ".lora_" in name and name not in tensors)
+    if missing:
+        raise ValueError(f"the adapter in {folder} is incomplete: it lacks {', '.join(missing)}")
     with torch.no_grad():
         for name, tensor in tensors.items():
             if name not in expected or expected[name].shape != tensor.shape:
@@ -123,9 +136,9 @@ def _inject(model: nn.Module, config: LoraConfig) -> None:
 
 def _targets(model: nn.Module, config: TrainLora) -> list[str]:
     layers = [
-        name
+        name.removesuffix(".base_layer")
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | nn.Conv2d) and is_published_weight(name)
+        if isinstance(module, nn.Linear | nn.Conv2d) and is_published_weight(name) and ".lora_" not in name
     ]
     match config.targets:
         case "published":

@@ -95,7 +95,10 @@ class ContinuousOpenVLA(_WithoutProbabilities):
             ValueError: A diffusion head.
         """
         if not isinstance(self.model.action_head, L1ActionHead):
-            raise ValueError("a diffusion head cannot be cloned here; set policy.action_head to tokens or l1")
+            raise ValueError(
+                "a diffusion head can be evaluated, not cloned; start from a checkpoint without the files "
+                "action_head--* and noisy_action_projector--*"
+            )
         predicted = self._regress(observations, augmentation)
         targets = torch.from_numpy(self.normalized_actions(actions)).to(predicted)
         weights = torch.from_numpy(valid).to(predicted)

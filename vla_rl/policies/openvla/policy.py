@@ -134,7 +134,13 @@ class OpenVLAPolicy(TokenPolicy):
     def features(
         self, observations: Sequence[Observation], augmentation: Float64[np.ndarray, "batch parameters"] | None = None
     ) -> Float[torch.Tensor, "batch patches vision_dim"]:
-        """Patch features of both vision towers."""
+        """Patch features of both vision towers.
+
+        Raises:
+            ValueError: A model with FiLM was to be trained.
+        """
+        if self.model.film is not None and torch.is_grad_enabled():
+            raise ValueError("a model whose vision towers are modulated (FiLM) can be evaluated, not trained")
         is_frozen = not any(weight.requires_grad for weight in self.model.vision_backbone.parameters())
         if not is_frozen:
             return self._vision(observations, augmentation)

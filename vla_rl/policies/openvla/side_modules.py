@@ -15,6 +15,8 @@ from vla_rl.policies.openvla.vision import Film, split_film_weights
 
 _NAMES = ("action_head", "proprio_projector", "noisy_action_projector")
 _FILM_FILE = "vision_backbone"
+PUBLISHED_RANK = 32
+"""Of the adapters that OpenVLA-OFT trains and, for FiLM, evaluates with (its default `lora_rank`)."""
 _OUTSIDE = (*(f"{name}." for name in _NAMES), "film.")
 
 
@@ -77,16 +79,33 @@ def side_state_dicts(model: OpenVLAModel) -> dict[str, dict[str, torch.Tensor]]:
     """What belongs into each side file, by the name of the module."""
     files = {name: module.state_dict() for name in _NAMES if isinstance(module := getattr(model, name), nn.Module)}
     if model.film is not None:
-        wrapped = {
-            re.sub(r"\.blocks\.(\d+)\.", r".blocks.\1.block.", name): tensor
-            for name, tensor in model.vision_backbone.state_dict().items()
-        }
-        layers = {
-            re.sub(r"^(\w+)\.(\d+)\.", r"\1.blocks.\2.", name): tensor
-            for name, tensor in model.film.state_dict().items()
-        }
-        files[_FILM_FILE] = {f"vision_backbone.{name}": tensor for name, tensor in (wrapped | layers).items()}
+        files[_FILM_FILE] = _film_file(model.vision_backbone, model.film)
     return files
+
+
+def _film_file(backbone: nn.Module, film: nn.Module) -> dict[str, torch.Tensor]:
+    """Backbone and FiLM layers as OpenVLA-OFT's evaluation reads them.
+
+    It wraps the backbone with adapters of its rank before it loads this file, so each linear map and convolution needs
+    one here, too; these are zero, because ours are merged.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in backbone.state_dict().items():
+        if ".lora_" in name:
+            continue  # still being trained: these go to the folder of adapters
+        parent, _, kind = name.replace(".base_layer.", ".").rpartition(".")
+        inside = re.sub(r"\.blocks\.(\d+)\.", r".blocks.\1.block.", f"{parent}.")
+        if not isinstance(backbone.get_submodule(name.rpartition(".")[0]), nn.Linear | nn.Conv2d):
+            tensors[f"{inside}{kind}"] = tensor
+            continue
+        tensors[f"{inside}base_layer.{kind}"] = tensor
+        if kind == "weight":
+            tensors[f"{inside}lora_A.default.weight"] = tensor.new_zeros(PUBLISHED_RANK, *tensor.shape[1:])
+            ones = [1] * (tensor.ndim - 2)
+            tensors[f"{inside}lora_B.default.weight"] = tensor.new_zeros(len(tensor), PUBLISHED_RANK, *ones)
+    for name, tensor in film.state_dict().items():
+        tensors[re.sub(r"^(\w+)\.(\d+)\.", r"\1.blocks.\2.", name)] = tensor
+    return {f"vision_backbone.{name}": tensor for name, tensor in tensors.items()}
 
 
 def _fill(module: nn.Module, tensors: Mapping[str, torch.Tensor], name: str, device: str, dtype: torch.dtype) -> None:
