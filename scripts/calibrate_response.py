@@ -32,7 +32,7 @@ from robots.robot import Robot
 from robots.safety import SafetyChain, SafetyConfig
 from robots.sim_robot import SimRobot
 from scripts.progress import console
-from scripts.run_robot import DeployConfig, SimRobotConfig
+from scripts.robot_config import DeployConfig, SimRobotConfig
 from sim.suites import make_suite
 from vla_rl.config import load_config
 from vla_rl.train.checkpoint import resolve_checkpoint

@@ -2,72 +2,37 @@
 
 from __future__ import annotations
 
-import signal
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
-from pydantic import Field
 
-from robots.cameras import CameraConfig, make_camera
+from robots.cameras import make_camera
 from robots.contract import DeploymentContract
-from robots.franka import FrankaRobot
 from robots.franka_config import FrankaConfig
+from robots.lerobot_factory import LeRobotArmConfig
 from robots.recorder import Recorder
 from robots.robot import Camera, Robot
-from robots.run_types import Answer, EpisodeReport, Infer, InferenceError, RuntimeConfig, control_period_s
+from robots.run_types import Answer, EpisodeReport, Infer, InferenceError, RunState, control_period_s
 from robots.runtime import Runtime
-from robots.safety import SafetyChain, SafetyConfig
+from robots.safety import SafetyChain
 from robots.sim_robot import SimRobot, sim_cameras
 from robots.watchdog import Watchdog
 from scripts.progress import console
+from scripts.robot_config import DeployConfig, SimRobotConfig, real_robot
+from scripts.robot_operator import Operator
 from scripts.serve import make_server
-from sim.suites import SuiteConfig, make_suite
-from sim.tabletop.suite import TabletopConfig
-from vla_rl.config import ConfigModel, load_config
+from sim.suites import make_suite
+from vla_rl.config import load_config
 from vla_rl.config_text import config_to_yaml
 from vla_rl.evaluation.intervals import wilson_interval
 from vla_rl.rollout.sources import evaluation_starts
-from vla_rl.serving.chunking import Blend, ChunkBuffer
+from vla_rl.serving.chunking import ChunkBuffer
 from vla_rl.serving.client import PolicyClient, PolicyError
-from vla_rl.types import Split
-
-
-class SimRobotConfig(ConfigModel):
-    """A world of a suite as the robot."""
-
-    type: Literal["sim"] = "sim"
-    """Which robot."""
-    suite: SuiteConfig = TabletopConfig()
-    """Worlds and tasks; cameras as in training."""
-    split: Split = "test"
-    """Pool of starts."""
-    starts_per_task: int = Field(default=13, ge=1)
-    """Episodes per task, each from another start."""
-    pace: Literal["lockstep", "real_time"] = "lockstep"
-    """"lockstep": the world waits for the policy, and every episode is the one that `vla-rl evaluate` would run.
-    "real_time": it moves on by itself."""
-    added_latency_s: float = Field(default=0.0, ge=0)
-    """Time by which every answer of the policy is delayed."""
-
-
-class DeployConfig(ConfigModel):
-    """Everything about a run on a robot, besides the checkpoint."""
-
-    robot: Annotated[SimRobotConfig | FrankaConfig, Field(discriminator="type")] = SimRobotConfig()
-    """Which robot."""
-    cameras: tuple[CameraConfig, ...] = ()
-    """Real cameras, by the contract's names; the simulated robot brings its own."""
-    safety: SafetyConfig
-    """Limits; the workspace has no default."""
-    runtime: RuntimeConfig = RuntimeConfig()
-    """Modes, deadlines, recoveries."""
-    blend: Blend = "latest"
-    """What counts where an old and a new chunk overlap."""
 
 
 def run_robot(
@@ -83,15 +48,27 @@ def run_robot(
     match config.robot:
         case SimRobotConfig():
             return _run_sim(config, config.robot, contract, client, folder, num_episodes, report_line)
-        case FrankaConfig():
+        case FrankaConfig() | LeRobotArmConfig():
             if not instruction:
                 raise ValueError("a real robot needs to be told what to do: --instruction 'pick up the red cube'")
-            robot = FrankaRobot(config.robot)
-            cameras = [make_camera(entry) for entry in config.cameras]
-            with _runtime(config, contract, client, robot, cameras, folder) as runtime:
-                for line in runtime.preflight():
-                    report_line(line)
-                return [_real_episode(runtime, instruction, report_line) for _ in range(num_episodes or 1)]
+            robot = real_robot(config.robot)
+            with ExitStack() as opened:
+                cameras = [opened.enter_context(closing(make_camera(entry))) for entry in config.cameras]
+                runtime = _runtime(config, contract, client, robot, cameras, folder)
+                return _run_real(runtime, instruction, num_episodes or 1, report_line)
+
+
+def _run_real(
+    runtime: Runtime, instruction: str, num_episodes: int, report_line: Callable[[str], None]
+) -> list[EpisodeReport]:
+    reports: list[EpisodeReport] = []
+    operator = Operator(runtime, sys.stdin)
+    with operator.attending():
+        for line in runtime.preflight():
+            report_line(line)
+        while len(reports) < num_episodes and runtime.state is RunState.READY:
+            reports.append(operator.run_real_episode(instruction, report_line))
+    return reports
 
 
 def _run_sim(
@@ -106,30 +83,25 @@ def _run_sim(
     suite = make_suite(robot_config.suite)
     starts = evaluation_starts(suite, robot_config.split, robot_config.starts_per_task)[:num_episodes]
     robot = SimRobot(suite.make_world(), contract, is_lockstep=robot_config.pace == "lockstep")
-    reports = []
+    cameras, latency_s = sim_cameras(robot, contract), robot_config.added_latency_s
+    reports: list[EpisodeReport] = []
     robot.begin(starts[0])
-    with _runtime(
-        config,
-        contract,
-        client,
-        robot,
-        sim_cameras(robot, contract),
-        folder,
-        robot.outcome,
-        robot_config.added_latency_s,
-    ) as runtime:
+    runtime = _runtime(config, contract, client, robot, cameras, folder, robot.outcome, latency_s)
+    operator = Operator(runtime)
+    with operator.attending():
         for line in runtime.preflight():
             report_line(line)
         for start in starts:
             robot.begin(start)
-            report = runtime.run_episode(start.instruction)
+            report = operator.run_episode(start.instruction)
             report_line(f"{start.key}: {report.outcome} after {report.num_steps} steps  {report.detail}")
             reports.append(report)
+            if report.outcome in ("stopped", "estop"):
+                break
             runtime.acknowledge()  # a world that crashed, or an episode that ended in a fault, is put aside
     return reports
 
 
-@contextmanager
 def _runtime(
     config: DeployConfig,
     contract: DeploymentContract,
@@ -139,9 +111,8 @@ def _runtime(
     folder: Path,
     outcome: Callable[[], str | None] = lambda: None,
     added_latency_s: float = 0.0,
-) -> Iterator[Runtime]:
-    """A runtime whose emergency stop hangs on SIGINT and SIGTERM; closed at the end, whatever happens."""
-    runtime = Runtime(
+) -> Runtime:
+    return Runtime(
         robot,
         cameras,
         _inference(client, added_latency_s),
@@ -153,30 +124,6 @@ def _runtime(
         recorder=Recorder(folder, contract.state_names, len(contract.action.names)),
         is_episode_over=outcome,
     )
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        for number in before:
-            signal.signal(number, lambda *_: runtime.emergency_stop())
-        yield runtime
-    finally:
-        runtime.close()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _real_episode(runtime: Runtime, instruction: str, report_line: Callable[[str], None]) -> EpisodeReport:
-    """One episode with a person beside the robot, who starts it and says how it went."""
-    typer.prompt("hands off the robot; press Enter to start", default="", show_default=False)
-    report = runtime.run_episode(instruction)
-    report_line(f"{report.outcome} after {report.num_steps} steps; {report.cadence}  {report.detail}")
-    if report.outcome in ("stopped", "failure"):
-        is_solved = typer.confirm("was the task solved?")
-        report = replace(report, outcome="success" if is_solved else "failure")
-        runtime.mark_last_episode(report.outcome)
-    if report.outcome == "fault":
-        typer.prompt("see to the robot, then press Enter to clear the fault", default="", show_default=False)
-        runtime.acknowledge()
-    return report
 
 
 def _inference(client: PolicyClient, added_latency_s: float) -> Infer:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.robot_config import DeployConfig
 from scripts.run_config import RunConfig, read_config
-from scripts.run_robot import DeployConfig
 from sim.suites import make_suite
 from vla_rl.config import load_config
 from vla_rl.train.rl import RLConfig
