@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import platform
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
-from scripts.memory_plan import check_precision, workload_of
+from scripts.memory_plan import (
+    check_precision,
+    check_trainable,
+    openvla_files,
+    planned_policy,
+    require_room,
+    workload_of,
+)
+from scripts.policies import find_policy
 from scripts.progress import console
 from scripts.run_config import ConfigArguments, RunConfig, read_config
 from scripts.train import arithmetic
@@ -20,11 +28,11 @@ from sim.model import check_mujoco_version
 from sim.rendering import ensure_gl_backend
 from sim.suites import make_suite
 from sim.world import Suite
-from vla_rl.distributed import num_cores
+from vla_rl.distributed import host_memory_bytes, num_cores
 from vla_rl.policies.openvla.architecture import Architecture
-from vla_rl.policies.openvla.checkpoint import CheckpointFiles, compare_shapes, resolve_checkpoint_folder
+from vla_rl.policies.openvla.checkpoint import CheckpointFiles, compare_shapes, is_hub_id, resolve_checkpoint_folder
 from vla_rl.policies.openvla.config import OpenVLAConfig
-from vla_rl.policies.openvla.memory import GB, PRESETS_GB, MemoryEstimate, Stage, estimate
+from vla_rl.policies.openvla.memory import GB, Stage, estimate
 from vla_rl.policies.openvla.parameters import PUBLISHED, model_parameters
 from vla_rl.policies.openvla.side_modules import is_published_weight
 
@@ -57,20 +65,21 @@ class Diagnosis:
             self.problem(str(error))
 
 
-def examine(config: RunConfig, stage: Stage, gpu_memory_gb: float | None = None) -> int:
+def examine(config: RunConfig, stage: Stage, gpu_memory_gb: float | None = None, checkpoint: Path | None = None) -> int:
     """Print everything about a run that can be known without its weights.
 
     Args:
         config: The run's.
         stage: The verb that is to run.
         gpu_memory_gb: Memory that each GPU is to have; None: that of this machine's, if it has one.
+        checkpoint: Where the run starts; None: what the configuration names.
 
     Returns:
         Number of problems.
     """
     diagnosis = Diagnosis()
     diagnosis.attempt(lambda: _examine_machine(config, diagnosis))
-    diagnosis.attempt(lambda: _examine_run(config, stage, gpu_memory_gb, diagnosis))
+    diagnosis.attempt(lambda: _examine_run(config, stage, gpu_memory_gb, checkpoint, diagnosis))
     return diagnosis.num_problems
 
 
@@ -80,7 +89,9 @@ def _examine_machine(config: RunConfig, diagnosis: Diagnosis) -> None:
     extras = [
         f"{name} {'yes' if importlib.util.find_spec(package) else 'no'}" for name, package in sorted(_EXTRAS.items())
     ]
-    diagnosis.say(f"extras: {', '.join(extras)}; {num_cores()} CPU cores, {_host_bytes() / GB:.0f} GB of host memory")
+    diagnosis.say(
+        f"extras: {', '.join(extras)}; {num_cores()} CPU cores, {host_memory_bytes() / GB:.0f} GB of host memory"
+    )
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     names = [f"{gpu.name} ({gpu.total_memory / GB:.0f} GB)" for gpu in gpus]
     device = torch.device(config.device)
@@ -91,43 +102,43 @@ def _examine_machine(config: RunConfig, diagnosis: Diagnosis) -> None:
     diagnosis.say(f"pictures are drawn through {ensure_gl_backend()} here")
 
 
-def _host_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _examine_run(config: RunConfig, stage: Stage, gpu_memory_gb: float | None, diagnosis: Diagnosis) -> None:
+def _examine_run(
+    config: RunConfig, stage: Stage, gpu_memory_gb: float | None, checkpoint: Path | None, diagnosis: Diagnosis
+) -> None:
     suite = make_suite(config.suite)
     spec = suite.spec
     diagnosis.say(
         f"suite {config.suite.type}: {len(suite.tasks)} tasks, at most {suite.horizon} control steps, "
         f"cameras {', '.join(spec.cameras)} at {spec.image_size[0]} x {spec.image_size[1]} pixels"
     )
-    horizon = config.policy.action_horizon
+    files = _find_checkpoint(config, checkpoint, diagnosis)
+    policy = planned_policy(config, stage, files)
+    horizon = (policy or config.policy).action_horizon
     executed = config.rollout.execution_horizon
     if executed > horizon:
         diagnosis.problem(f"rollout.execution_horizon is {executed}, but policy.action_horizon is only {horizon}")
     if stage == "train":
         diagnosis.say(arithmetic(config, suite.horizon, horizon * spec.action_dim))
-    if isinstance(config.policy, OpenVLAConfig):
-        diagnosis.attempt(lambda: check_precision(config, stage))
-        _examine_openvla(config, config.policy, stage, suite, gpu_memory_gb, diagnosis)
-    else:
+    if policy is None and files is not None:
+        diagnosis.problem(f"{files.folder} is a published OpenVLA checkpoint: set policy.type=openvla")
+        return
+    if policy is None:
         diagnosis.say("the tiny policy fits everywhere")
+        return
+    diagnosis.attempt(lambda: check_precision(config, stage))
+    diagnosis.attempt(lambda: check_trainable(policy, files, stage))
+    _examine_openvla(config, policy, files, stage, suite, gpu_memory_gb, diagnosis)
 
 
 def _examine_openvla(
     config: RunConfig,
     policy: OpenVLAConfig,
+    files: CheckpointFiles | None,
     stage: Stage,
     suite: Suite,
     gpu_memory_gb: float | None,
     diagnosis: Diagnosis,
 ) -> None:
-    if stage == "train" and (policy.action_head != "tokens" or policy.decoding != "parallel"):
-        diagnosis.problem(
-            "reinforcement learning needs probabilities of action tokens: set policy.action_head=tokens and "
-            "policy.decoding=parallel"
-        )
     if (
         stage == "train"
         and config.compute.precision != "float32"
@@ -139,53 +150,42 @@ def _examine_openvla(
         )
     if importlib.util.find_spec(_EXTRAS["openvla"]) is None:
         raise ImportError("OpenVLA policies need packages that are not installed: pip install 'vla-rl[openvla]'")
-    files = _find_checkpoint(policy, diagnosis)
-    architecture = _architecture(policy, files)
+    if files is not None:
+        architecture = Architecture.from_config(files.config)
+    else:
+        architecture = policy.sizes.architecture() if policy.checkpoint is None else PUBLISHED
     diagnosis.attempt(lambda: _examine_shapes(architecture, files, diagnosis))
     if files is not None and stage == "train":
         diagnosis.attempt(lambda: _examine_statistics(files, policy, suite, diagnosis))
     needs = estimate(workload_of(config, policy, stage, suite, architecture))
     diagnosis.say(needs.table())
-    diagnosis.attempt(lambda: _examine_memory(needs, torch.device(config.device), gpu_memory_gb))
-
-
-def _examine_memory(needs: MemoryEstimate, device: torch.device, gpu_memory_gb: float | None) -> None:
-    """Compare with the GPU that was named, else with this machine if it has the device, else with the largest GPU."""
+    device = torch.device(config.device)
     is_here = device.type == "cpu" or torch.cuda.is_available()
-    host_needed = needs.host_total + (needs.total if device.type == "cpu" else 0.0)
-    if is_here and host_needed > _host_bytes():
-        raise ValueError(
-            f"the run needs about {host_needed / GB:.1f} GB of host memory and this machine has "
-            f"{_host_bytes() / GB:.1f} GB; train fewer weights (compute.trained.type=lora), or use a larger machine"
-        )
     if gpu_memory_gb is None and device.type == "cuda" and is_here:
         gpu_memory_gb = torch.cuda.get_device_properties(device).total_memory / GB
-    needs.require_fits(PRESETS_GB[-1] if gpu_memory_gb is None else gpu_memory_gb)
+    diagnosis.attempt(lambda: require_room(needs, device, gpu_memory_gb, is_here))
 
 
-def _find_checkpoint(policy: OpenVLAConfig, diagnosis: Diagnosis) -> CheckpointFiles | None:
-    """Files of the configured checkpoint, if they are here."""
-    name = policy.checkpoint
+def _find_checkpoint(config: RunConfig, checkpoint: Path | None, diagnosis: Diagnosis) -> CheckpointFiles | None:
+    """Files of the OpenVLA checkpoint that was named, or else configured, if they are here."""
+    if checkpoint is not None:
+        folder = find_policy(checkpoint)
+        diagnosis.say(f"checkpoint {checkpoint}: in {folder}")
+        return openvla_files(folder)
+    name = config.policy.checkpoint if isinstance(config.policy, OpenVLAConfig) else None
     if name is None:
         diagnosis.say("checkpoint: none, random weights")
         return None
     try:
         folder = resolve_checkpoint_folder(name)
     except ValueError as error:
-        is_hub_id = name.count("/") == 1 and not name.startswith((".", "/", "~"))
-        if is_hub_id:
+        if is_hub_id(name):
             diagnosis.say(f"checkpoint {name}: not in the local cache; get it with: hf download {name}")
         else:
             diagnosis.problem(str(error))
         return None
     diagnosis.say(f"checkpoint {name}: in {folder}")
     return CheckpointFiles.find(folder)
-
-
-def _architecture(policy: OpenVLAConfig, files: CheckpointFiles | None) -> Architecture:
-    if files is not None:
-        return Architecture.from_config(files.config)
-    return policy.sizes.architecture() if policy.checkpoint is None else PUBLISHED
 
 
 def _examine_shapes(architecture: Architecture, files: CheckpointFiles | None, diagnosis: Diagnosis) -> None:
@@ -208,10 +208,9 @@ def _examine_shapes(architecture: Architecture, files: CheckpointFiles | None, d
 
 
 def _examine_statistics(files: CheckpointFiles, policy: OpenVLAConfig, suite: Suite, diagnosis: Diagnosis) -> None:
-    from vla_rl.policies.openvla.exporting import OUR_FILE
     from vla_rl.policies.openvla.loading import published_norm_stats
 
-    if (files.folder / OUR_FILE).is_file():
+    if files.ours() is not None:
         return  # our checkpoints say which statistics are theirs
     suites = sorted({task.split("/")[0] for task in suite.tasks})
     diagnosis.say(f"actions are scaled by the statistics {published_norm_stats(files, suites, policy.norm_key).key!r}")
@@ -223,9 +222,12 @@ def main(
     gpu_memory_gb: Annotated[
         float | None, typer.Option(help="Memory of a GPU, in GB; default: that of this machine's.", min=0.1)
     ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", help="Where the run starts; default: policy.checkpoint.")
+    ] = None,
 ) -> None:
     """Check a configuration and this machine without loading weights: versions, suite, checkpoint, memory."""
-    num_problems = examine(read_config(arguments), stage, gpu_memory_gb)
+    num_problems = examine(read_config(arguments), stage, gpu_memory_gb, checkpoint)
     if num_problems:
         console.print(f"{num_problems} problem{'s' if num_problems > 1 else ''}", style="red")
         raise typer.Exit(1)

@@ -44,7 +44,7 @@ def read_policy(config: RunConfig, checkpoint: Path, suite: Suite) -> TokenPolic
     checked_device(config.device)
     surroundings = None
     if isinstance(config.policy, OpenVLAConfig):
-        surroundings = _surroundings(config.policy, suite.spec, suite.tasks)
+        surroundings = openvla_surroundings(config.policy, suite.spec, suite.tasks)
     policy = load_policy(find_policy(checkpoint), config.device, config.compute, surroundings)
     policy.check_spec(suite.spec)
     policy.execution_horizon = config.rollout.execution_horizon
@@ -72,13 +72,14 @@ def _new_policy(config: RunConfig, spec: EnvSpec, demonstrations: list[Demonstra
         case OpenVLAConfig():
             published = [replace(demo, actions=to_published_actions(demo.actions, spec)) for demo in demonstrations]
             stats = norm_stats(published, key, is_raw)
-            surroundings = _surroundings(config.policy, spec, [demo.task for demo in demonstrations])
+            surroundings = openvla_surroundings(config.policy, spec, [demo.task for demo in demonstrations])
             return new_openvla_policy(surroundings, instructions, stats, config.compute, device)
         case _:
             assert_never(config.policy)
 
 
-def _surroundings(config: OpenVLAConfig, spec: EnvSpec, tasks: Sequence[str]) -> Surroundings:
+def openvla_surroundings(config: OpenVLAConfig, spec: EnvSpec, tasks: Sequence[str]) -> Surroundings:
+    """What published checkpoints do not say, from the settings and the suite's interface and tasks."""
     return Surroundings(config=config, spec=spec, suites=_suites(tasks))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -17,6 +18,15 @@ ResultT = TypeVar("ResultT")
 def num_cores() -> int:
     """CPU cores that this process may run on."""
     return len(os.sched_getaffinity(0))
+
+
+def host_memory_bytes() -> int:
+    """Memory that this process may use: the machine's, or what its control group grants."""
+    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    granted = Path("/sys/fs/cgroup/memory.max")
+    if granted.is_file() and (text := granted.read_text().strip()).isdecimal():
+        limit = min(limit, int(text))
+    return limit
 
 
 def checked_device(name: str) -> torch.device:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import openvla_golden
 import pytest
 import torch
+from fakes import POLICY_SPEC, openvla_policy
 from typer.testing import CliRunner, Result
 
 import scripts.doctor
+import scripts.memory_plan
 from scripts.cli import app
-from scripts.memory_plan import check_memory
+from scripts.memory_plan import check_memory, openvla_files, planned_policy
 from scripts.run_config import read_config
 from sim.suites import make_suite
 from vla_rl.rollout.filters import GroupFilterConfig
@@ -82,7 +87,7 @@ def test_what_fits_no_gpu_is_refused_without_naming_one() -> None:
 
 
 def test_what_exceeds_this_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scripts.doctor, "_host_bytes", lambda: int(0.5e9))
+    monkeypatch.setattr(scripts.memory_plan, "host_memory_bytes", lambda: int(0.5e9))
     result = doctor(*OPENVLA)
     assert result.exit_code == 1
     assert "of host memory and this machine has 0.5 GB" in result.output
@@ -95,6 +100,7 @@ def test_what_exceeds_this_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         (("compute.precision=mixed", "rl.algo.ratio_tolerance=1e-3"), "set it to 0.1"),
         (("rollout.execution_horizon=9",), "policy.action_horizon is only 8"),
         (("policy.action_head=l1",), "set policy.action_head=tokens"),
+        (("policy.decoding=autoregressive", "policy.action_horizon=1"), "set policy.decoding=parallel"),
         (("policy.checkpoint=runs/nowhere/policy",), "'runs/nowhere/policy' does not exist"),
         (("suite.type=libero", "suite.tasks=[libero_spatial/77]"), "'77'"),
     ],
@@ -128,9 +134,15 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'vla-rl[openvla]'" in result.output
 
 
-def test_run_is_refused_before_its_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = SimpleNamespace(total_memory=48e9)
+def pretend_gpu(monkeypatch: pytest.MonkeyPatch, memory: float) -> SimpleNamespace:
+    gpu = SimpleNamespace(total_memory=memory)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(scripts.memory_plan, "checked_device", torch.device)
+    return gpu
+
+
+def test_run_is_refused_before_its_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = pretend_gpu(monkeypatch, 48e9)
     config = read_config([str(RECIPES[0]), "rollout.num_threads=1"])
     suite = make_suite(config.suite)
     check_memory(config, "train", suite, folder=None)  # random weights of a small model
@@ -143,12 +155,76 @@ def test_run_is_refused_before_its_weights_are_loaded(monkeypatch: pytest.Monkey
     check_memory(read_config([]), "train", suite, folder=None)  # the tiny policy
 
 
-def test_architecture_of_a_run_is_that_of_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def copy_of_golden(folder: Path) -> Path:
+    """The golden checkpoint without its side modules: action tokens."""
+    shutil.copytree(openvla_golden.CHECKPOINT, folder, ignore=shutil.ignore_patterns("*_checkpoint.pt"))
+    return folder
+
+
+def test_architecture_of_a_run_is_that_of_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # The golden checkpoint does not say the sizes of its towers, so it counts as one with the published ones.
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1.5e9))
+    pretend_gpu(monkeypatch, 1.5e9)
     config = read_config([*OPENVLA, "device=cuda"])
+    folder = copy_of_golden(tmp_path / "tokens")
     with pytest.raises(ValueError, match=r"optimiser \(6\.0 GB\)"):
+        check_memory(config, "train", make_suite(config.suite), folder)
+
+
+def test_gpu_that_is_not_here_is_named_first() -> None:
+    config = read_config([*OPENVLA, "device=cuda"])
+    with pytest.raises(ValueError, match=r"device 'cuda' cannot be used here .* try device=cpu"):
+        check_memory(config, "train", make_suite(config.suite), folder=None)
+
+
+def test_memory_of_the_host_is_checked_and_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = read_config([*OPENVLA])
+    suite = make_suite(config.suite)
+    check_memory(config, "train", suite, folder=None)
+    assert re.search(r"memory: about \d+\.\d GB", capsys.readouterr().out)
+    monkeypatch.setattr(scripts.memory_plan, "host_memory_bytes", lambda: int(0.5e9))
+    with pytest.raises(ValueError, match=r"of host memory and this machine has 0\.5 GB"):
+        check_memory(config, "train", suite, folder=None)
+    # Offloaded moments count even where the policy itself is on a GPU.
+    pretend_gpu(monkeypatch, 80e9)
+    offloaded = read_config([*OPENVLA, "device=cuda", "rl.optim.offload=true"])
+    with pytest.raises(ValueError, match="of host memory"):
+        check_memory(offloaded, "train", suite, folder=copy_of_golden(tmp_path / "tokens"))
+
+
+def test_what_a_checkpoint_says_of_its_policy_counts_not_the_configuration(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "policy"
+    openvla_policy(replace(POLICY_SPEC, cameras=("front",)), action_horizon=3, use_proprio=True).save(folder)
+    tiny = read_config([])
+    suite = make_suite(tiny.suite)
+    files = openvla_files(folder)
+    planned = planned_policy(tiny, "train", files)
+    assert planned is not None
+    assert (planned.action_horizon, planned.use_proprio, planned.action_head) == (3, True, "tokens")
+    monkeypatch.setattr(scripts.memory_plan, "host_memory_bytes", lambda: int(1e6))
+    with pytest.raises(ValueError, match="of host memory"):  # though the configuration is of the tiny policy
+        check_memory(tiny, "train", suite, folder)
+    result = doctor("--checkpoint", folder)
+    assert "tokens; 4 optimiser steps" in result.output
+    assert f"decisions x {3 * 7} tokens" in result.output
+
+
+def test_checkpoint_that_cannot_be_trained_is_refused_at_once(tmp_path: Path) -> None:
+    config = read_config([*OPENVLA])
+    with pytest.raises(ValueError, match="has a regression head"):
         check_memory(config, "train", make_suite(config.suite), openvla_golden.CHECKPOINT)
+    result = doctor(*OPENVLA, "--checkpoint", openvla_golden.CHECKPOINT)
+    assert "has a regression head, which gives no probabilities" in result.output
+    result = doctor("--checkpoint", openvla_golden.CHECKPOINT)
+    assert "is a published OpenVLA checkpoint: set policy.type=openvla" in result.output
+    film = copy_of_golden(tmp_path / "film")
+    shutil.copy(openvla_golden.FOLDER / "vision_backbone--100_checkpoint.pt", film)
+    assert (
+        "(FiLM), which can be evaluated, not trained" in doctor(*OPENVLA, "--for", "sft", "--checkpoint", film).output
+    )
 
 
 def test_checkpoint_on_disk_is_compared_with_the_model() -> None:

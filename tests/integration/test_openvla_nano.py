@@ -120,6 +120,14 @@ def test_an_exported_policy_is_evaluated_like_its_run(tabletop: Path, tmp_path: 
     assert reports[0]["outcomes"] == reports[1]["outcomes"]
     run("export", tabletop / "rl", "--out", tmp_path / "half", "--precision", "bfloat16")
     assert {tensor.dtype for tensor in weights(tmp_path / "half").values()} == {torch.bfloat16}
+    # A folder of the published kind, which does not say its suite.
+    (tmp_path / "exported" / "vla_rl.json").unlink()
+    words = ["export", str(tmp_path / "exported"), "--out", str(tmp_path / "again")]
+    result = CliRunner().invoke(app, words)
+    assert "give a configuration with policy.type=openvla" in str(result.exception)
+    run(*words, *NANO, *TABLETOP)
+    for name, tensor in weights(tmp_path / "exported").items():
+        assert torch.equal(weights(tmp_path / "again")[name], tensor), name
     result = CliRunner().invoke(app, ["export", str(tabletop / "rl"), "--out", str(tmp_path / "half")])
     assert "is not empty" in str(result.exception)
 
@@ -169,4 +177,4 @@ def test_adapters_are_cloned_and_reinforced_on_libero(tmp_path: Path) -> None:
     run(
         "evaluate", tmp_path / "rl", *NANO, *LIBERO, SHORT, "evaluation.starts_per_task=1", "--out", tmp_path / "report"
     )
-    assert load_policy(rl / "policy").norm_stats.key == "libero"
+    assert load_policy(rl / "policy").norm_stats.key == "libero_object"

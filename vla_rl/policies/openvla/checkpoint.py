@@ -22,6 +22,8 @@ from torch import nn
 
 Shape = tuple[int, ...]
 SIDE_MODULES = ("action_head", "proprio_projector", "noisy_action_projector", "vision_backbone")
+OUR_FILE = "vla_rl.json"
+"""Beside the published files: what they do not say."""
 _INDEX = "model.safetensors.index.json"
 
 
@@ -76,6 +78,21 @@ class CheckpointFiles:
                 "needs a checkpoint that was cloned with discrete tokens, for example "
                 "Haozhan72/Openvla-oft-SFT-libero-spatial-traj1"
             )
+
+    def ours(self) -> dict[str, Any] | None:
+        """Content of `vla_rl.json`; None: the folder was not written by vla-rl.
+
+        Raises:
+            ValueError: The file is damaged.
+        """
+        path = self.folder / OUR_FILE
+        if not path.is_file():
+            return None
+        try:
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
+        return content
 
     def norm_stats(self) -> Mapping[str, Any]:
         """Statistics by dataset: of `dataset_statistics.json` if it is there, else of `config.json`."""

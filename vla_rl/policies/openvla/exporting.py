@@ -18,6 +18,7 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 
+from vla_rl.policies.openvla.checkpoint import OUR_FILE
 from vla_rl.policies.openvla.lora import ADAPTER_FOLDER, base_state_dict, has_lora, save_adapter
 from vla_rl.policies.openvla.preprocessor import preprocessor_config
 from vla_rl.policies.openvla.side_modules import is_published_weight, side_state_dicts
@@ -26,7 +27,6 @@ from vla_rl.run import flat_versions
 if TYPE_CHECKING:
     from vla_rl.policies.openvla.policy import OpenVLAPolicy
 
-OUR_FILE = "vla_rl.json"
 _SHARD_SIZE = "5GB"
 
 

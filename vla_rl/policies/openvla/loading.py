@@ -15,7 +15,6 @@ from vla_rl.policies.normalization import NormStats, RangeStats
 from vla_rl.policies.openvla.architecture import Architecture
 from vla_rl.policies.openvla.checkpoint import CheckpointFiles, load_weights, resolve_checkpoint_folder
 from vla_rl.policies.openvla.config import OpenVLAConfig, Surroundings
-from vla_rl.policies.openvla.exporting import OUR_FILE
 from vla_rl.policies.openvla.lora import ADAPTER_FOLDER, add_lora, check_lora, has_lora, load_adapter, merge_lora
 from vla_rl.policies.openvla.model import OpenVLAModel
 from vla_rl.policies.openvla.other_heads import AutoregressiveOpenVLA, ContinuousOpenVLA
@@ -44,9 +43,8 @@ def load_openvla(
     """
     files = CheckpointFiles.find(folder)
     compute = compute or ComputeConfig()
-    is_ours = (folder / OUR_FILE).is_file()
-    if is_ours:
-        ours = json.loads((folder / OUR_FILE).read_text(encoding="utf-8"))
+    ours = files.ours()
+    if ours is not None:
         config = OpenVLAConfig.model_validate_json(json.dumps(ours["policy"]))
         spec = EnvSpec.from_dict(ours["env_spec"])
         stats = NormStats.load(folder)
@@ -59,9 +57,9 @@ def load_openvla(
         config, spec = surroundings.config, surroundings.spec
         stats = published_norm_stats(files, surroundings.suites, config.norm_key)
     model = load_model(files, device, compute)
-    if is_ours and (folder / ADAPTER_FOLDER).is_dir():
+    if ours is not None and (folder / ADAPTER_FOLDER).is_dir():
         load_adapter(model, folder / ADAPTER_FOLDER)
-    elif not is_ours and config.adapter is not None:
+    elif ours is None and config.adapter is not None:
         load_adapter(model, Path(config.adapter))
     tokenizer = PromptTokenizer.load(folder, model.architecture.pad_token_id)
     return _finish(model, config, spec, stats, tokenizer, compute, dict(files.config))
