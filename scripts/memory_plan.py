@@ -163,6 +163,7 @@ def workload_of(
         proprio_dim=spec.proprio_dim if policy.use_proprio else 0,
         l1_action_dim=spec.action_dim if policy.action_head == "l1" else 0,
         kept_decisions=kept_groups * algo.group_size * decisions if stage == "train" else 0,
+        demo_steps=config.demos.num_per_task * len(suite.tasks) * suite.horizon if stage == "sft" else 0,
         image_bytes=len(spec.cameras) * height * width * 3,
         drawing_bytes=_drawing_bytes(config, len(suite.tasks)),
         draws_on_gpu=_draws_on_gpu(config.device),

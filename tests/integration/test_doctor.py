@@ -20,12 +20,16 @@ import scripts.memory_plan
 from scripts.cli import app
 from scripts.memory_plan import check_memory, openvla_files, planned_policy
 from scripts.run_config import read_config
+from sim.libero.suite import LiberoConfig
 from sim.suites import make_suite
+from vla_rl.policies.compute import TrainLora
+from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.rollout.filters import GroupFilterConfig
 from vla_rl.train.rl import RLConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-RECIPES = sorted((CONFIGS / "recipes").glob("*.yaml"))
+RECIPES = sorted((CONFIGS / "recipes").glob("simplevla_*.yaml"))
+CLONING = sorted((CONFIGS / "recipes").glob("openvla_oft_*.yaml"))
 OTHERS = sorted([*CONFIGS.glob("*.yaml"), *(CONFIGS / "policy").glob("*.yaml")])
 OPENVLA = ("policy.type=openvla", "rl.algo.ratio_tolerance=0.1")
 
@@ -52,6 +56,32 @@ def test_recipe_fits_its_machine(path: Path) -> None:
         "no problem found",
     ):
         assert fact in result.output
+
+
+@pytest.mark.parametrize("path", CLONING, ids=lambda path: path.stem)
+def test_cloning_recipe_fits_its_machine_and_has_the_published_figures(path: Path) -> None:
+    result = doctor(path, "--for", "sft", "--gpu-memory-gb", "80")
+    assert result.exit_code == 0, result.output
+    assert "80 GB yes" in result.output
+    assert "demonstrations" in result.output
+    config = read_config([str(path)])
+    lora, optim = config.compute.trained, config.sft.optim
+    assert isinstance(lora, TrainLora)
+    assert (lora.rank, lora.alpha, lora.targets) == (32, 16, "published")
+    assert (optim.lr, optim.betas, optim.weight_decay, optim.max_grad_norm) == (5e-4, (0.9, 0.999), 0.01, None)
+    assert (optim.decay, optim.decay_after, optim.warmup_updates) == ("step", 100_000, 0)
+    assert (config.sft.num_updates, config.sft.batch_size, config.sft.augment) == (150_000, 64, True)
+    assert isinstance(config.suite, LiberoConfig)
+    has_l1_head = "_l1_" in path.stem
+    assert len(config.suite.cameras) == (2 if has_l1_head else 1)
+    assert isinstance(config.policy, OpenVLAConfig)
+    assert (config.policy.action_head, config.policy.use_proprio) == (
+        ("l1", True) if has_l1_head else ("tokens", False)
+    )
+
+
+def test_there_is_a_cloning_recipe_for_each_head() -> None:
+    assert [path.stem for path in CLONING] == ["openvla_oft_libero_l1_1x80gb", "openvla_oft_libero_tokens_1x80gb"]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

@@ -54,6 +54,22 @@ def test_cosine_decay_reaches_zero_at_the_end() -> None:
         make(OptimConfig(decay="cosine"))
 
 
+def test_step_decay_is_a_tenth_from_its_place_on() -> None:
+    found = rates(OptimConfig(lr=1.0, warmup_updates=2, decay="step", decay_after=4), 5, total_updates=6)
+    assert found == pytest.approx([0.5, 1.0, 1.0, 1.0, 0.1, 0.1])
+    for wrong in ({"decay": "step"}, {"decay_after": 4}, {"decay": "cosine", "decay_after": 4}):
+        with pytest.raises(ValueError, match="decay=step needs decay_after"):
+            OptimConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_without_a_largest_norm_the_gradient_passes_as_it_is() -> None:
+    weight, optimizer = make(OptimConfig(lr=0.1, max_grad_norm=None))
+    weight.grad = torch.tensor([30.0, 40.0])
+    assert optimizer.step() == pytest.approx(50.0)
+    (moments,) = optimizer.state_dict()["adamw"]["state"].values()
+    assert moments["exp_avg"].tolist() == pytest.approx([3.0, 4.0])
+
+
 def test_a_gradient_that_is_not_finite_is_named_and_not_applied() -> None:
     weight, optimizer = make(OptimConfig(lr=0.1))
     weight.grad = torch.tensor([1.0, float("nan")])

@@ -1,15 +1,17 @@
-"""The optimiser of both trainers: AdamW with gradient clipping, an optional warm-up and an optional cosine decay."""
+"""The optimiser of both trainers: AdamW with gradient clipping, an optional warm-up and an optional decay."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from vla_rl.config import ConfigModel
+
+_STEP = 0.1
 
 
 class OptimConfig(ConfigModel):
@@ -23,15 +25,27 @@ class OptimConfig(ConfigModel):
     """Added to the root of the second moment."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Decoupled weight decay; SimpleVLA-RL's code: 0.01 (the paper does not mention it). It pulls weights to zero."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradients are scaled down to this global norm. SimpleVLA-RL: 1."""
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this global norm; null: never. SimpleVLA-RL: 1. OpenVLA-OFT: null."""
     warmup_updates: int = Field(default=0, ge=0)
     """Optimiser steps over which the rate rises linearly to `lr`. SimpleVLA-RL: 0."""
-    decay: Literal["constant", "cosine"] = "constant"
-    """After the warm-up: keep the rate (SimpleVLA-RL), or half a cosine down to 0 at the end of the run."""
+    decay: Literal["constant", "cosine", "step"] = "constant"
+    """After the warm-up: keep the rate (SimpleVLA-RL), half a cosine down to 0 at the end of the run, or a tenth of the
+    rate after `decay_after` (OpenVLA-OFT)."""
+    decay_after: int | None = Field(default=None, ge=1)
+    """Optimiser steps at the full rate, with decay=step. OpenVLA-OFT: 100000."""
     offload: bool = False
     """Keep float32 master weights and AdamW's moments in host memory and compute the step there. The device then holds
     weights and gradients only, and bfloat16 weights do not lose small updates."""
+
+    @model_validator(mode="after")
+    def _step_has_a_place(self) -> Self:
+        if (self.decay == "step") != (self.decay_after is not None):
+            raise ValueError(
+                f"decay is {self.decay!r} and decay_after is {self.decay_after}; decay=step needs decay_after, the "
+                "others do not use it"
+            )
+        return self
 
 
 class Optimizer:
@@ -84,6 +98,8 @@ class Optimizer:
         warmup = self._config.warmup_updates
         if self._num_steps < warmup:
             return self._config.lr * (self._num_steps + 1) / warmup
+        if self._config.decay_after is not None:
+            return self._config.lr * (_STEP if self._num_steps >= self._config.decay_after else 1.0)
         if self._config.decay == "constant" or self._total_updates is None:
             return self._config.lr
         progress = min(1.0, (self._num_steps - warmup) / max(1, self._total_updates - warmup))
@@ -104,7 +120,8 @@ class Optimizer:
             bad = [n for n, p in self._named if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
             name = f"the gradient of '{bad[0]}'" if bad else "the global gradient norm"
             raise FloatingPointError(f"{name} is not finite ({len(bad)} parameters); the update was not applied.")
-        torch.nn.utils.clip_grads_with_norm_(self._weights, self._config.max_grad_norm, norm)
+        if self._config.max_grad_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._weights, self._config.max_grad_norm, norm)
         for group in self._adamw.param_groups:
             group["lr"] = self.lr
         self._apply()

@@ -45,6 +45,7 @@ class Workload:
         proprio_dim: Of the projector of proprioception; 0: none.
         l1_action_dim: Of the regression head; 0: none.
         kept_decisions: Decisions whose images stay in host memory until the update.
+        demo_steps: Control steps of demonstrations, whose images stay in host memory.
         image_bytes: Raw images of one observation.
         drawing_bytes: Drawing contexts of the simulation.
         draws_on_gpu: Whether these are in the memory of the GPU.
@@ -60,6 +61,7 @@ class Workload:
     proprio_dim: int = 0
     l1_action_dim: int = 0
     kept_decisions: int = 0
+    demo_steps: int = 0
     image_bytes: int = 0
     drawing_bytes: int = 0
     draws_on_gpu: bool = False
@@ -254,6 +256,9 @@ def _host(workload: Workload, num_trained: int) -> Iterator[Item]:
     if workload.kept_decisions:
         note = f"at most {workload.kept_decisions:,} decisions of {workload.image_bytes / 1e3:.0f} kB until the update"
         yield Item(name="images", size=workload.kept_decisions * workload.image_bytes, note=note)
+    if workload.demo_steps:
+        note = f"at most {workload.demo_steps:,} control steps of {workload.image_bytes / 1e3:.0f} kB"
+        yield Item(name="demonstrations", size=workload.demo_steps * workload.image_bytes, note=note)
     if workload.compute.vision_cache_gb > 0:
         features = activations.feature_bytes(workload.architecture, workload.compute, workload.size.num_images)
         needed = workload.kept_decisions * features
