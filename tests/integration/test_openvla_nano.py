@@ -151,6 +151,40 @@ def test_frozen_towers_with_kept_features_and_offloaded_moments_train(tabletop: 
 
 
 @pytest.mark.slow
+def test_the_regression_recipe_clones_and_its_policy_is_evaluated_but_not_reinforced(
+    tabletop: Path, tmp_path: Path
+) -> None:
+    """The settings of configs/recipes/openvla_oft_libero_l1_1x80gb.yaml, in small."""
+    recipe = [
+        "policy.action_head=l1",
+        "policy.use_proprio=true",
+        "compute.precision=bfloat16",
+        "compute.activation_checkpointing=true",
+        "compute.trained.type=lora",
+        "compute.trained.targets=published",
+        "sft.optim.warmup_updates=0",
+        "sft.optim.decay=step",
+        "sft.optim.decay_after=2",
+        "sft.optim.max_grad_norm=null",
+        "sft.held_out_fraction=0.0",
+    ]
+    run("sft", *NANO, *TABLETOP, *recipe, "--demos", tabletop / "demos", "--out", tmp_path / "sft")
+    rates = [row["sft/lr"] for row in read_metrics(tmp_path / "sft")]
+    assert rates == pytest.approx([1e-4, 1e-4])
+    checkpoint = latest_checkpoint(tmp_path / "sft")
+    assert checkpoint is not None
+    folder = checkpoint / "policy"
+    assert {path.name.split("--")[0] for path in folder.glob("*.pt")} == {"action_head", "proprio_projector"}
+    words = [*NANO, *TABLETOP, SHORT]
+    run("evaluate", tmp_path / "sft", *words, "evaluation.starts_per_task=1", "--out", tmp_path / "report")
+    result = CliRunner().invoke(
+        app, ["train", *words, "--checkpoint", str(tmp_path / "sft"), "--out", str(tmp_path / "rl")]
+    )
+    assert "has a regression head, which gives no probabilities" in str(result.exception)
+    assert not (tmp_path / "rl").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.libero
 def test_adapters_are_cloned_and_reinforced_on_libero(tmp_path: Path) -> None:
     pytest.importorskip("libero")
