@@ -37,20 +37,25 @@ class RuntimeConfig(ConfigModel):
     mode: Literal["live", "dry_run", "shadow", "slow"] = "live"
     """"dry_run": everything but sending. "shadow": somebody else moves the robot, the policy is only recorded. "slow":
     live, at a fraction of the rate, for first runs."""
-    slow_factor: float = Field(default=0.2, gt=0, le=1)
-    """Rate of mode "slow" relative to the contract's."""
+    slow_factor: float = Field(default=0.25, gt=0, le=1, allow_inf_nan=False)
+    """Rate of mode "slow" relative to the contract's; the robot's slowest rate bounds it."""
     max_steps: int = Field(default=400, ge=1)
     """Control periods of an episode, at most."""
-    inference_deadline_s: float = Field(default=1.0, gt=0)
+    inference_deadline_s: float = Field(default=1.0, gt=0, le=60.0, allow_inf_nan=False)
     """An answer later than this is never used."""
-    max_hold_s: float = Field(default=3.0, gt=0)
+    max_hold_s: float = Field(default=3.0, gt=0, le=60.0, allow_inf_nan=False)
     """A hold that lasts longer ends the episode."""
-    max_recoveries: int = Field(default=2, ge=0)
+    max_recoveries: int = Field(default=2, ge=0, le=10)
     """Faults of the controller that are cleared per episode, each followed by new observations; then it ends."""
-    max_camera_age_s: float = Field(default=0.25, gt=0)
+    max_camera_age_s: float = Field(default=0.25, gt=0, le=2.0, allow_inf_nan=False)
     """A frame older than this holds the robot."""
     estop_file: Path | None = None
     """The robot stops for good as soon as this file exists."""
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether the robot is moved, held, stopped and recovered; otherwise it is only looked at."""
+        return self.mode in ("live", "slow")
 
 
 class InferenceError(RobotError):
@@ -125,6 +130,21 @@ class Run:
     pending_t_obs: float = 0.0
     outcome: str | None = None
     detail: str = ""
+
+
+def require_rate(contract: DeploymentContract, robot: RobotDescription, config: RuntimeConfig) -> None:
+    """Refuse a slow mode that is slower than the robot can be driven; one that waits for its commands does not mind.
+
+    Raises:
+        ValueError: Says which factor would do.
+    """
+    rate_hz = 1.0 / control_period_s(contract, config)
+    if not robot.is_lockstep and rate_hz < robot.min_rate_hz * (1.0 - 1e-9):
+        raise ValueError(
+            f"mode slow means {rate_hz:g} Hz (runtime.slow_factor {config.slow_factor:g} of "
+            f"{contract.control_rate_hz:g} Hz), but robot {robot.name!r} needs {robot.min_rate_hz:g} Hz at least; set "
+            f"runtime.slow_factor to {robot.min_rate_hz / contract.control_rate_hz:g} or more"
+        )
 
 
 def control_period_s(contract: DeploymentContract, config: RuntimeConfig) -> float:

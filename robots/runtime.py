@@ -9,7 +9,6 @@ an answer was too late for are left out. A lockstep robot (a simulator) waits in
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +17,9 @@ import numpy as np
 from jaxtyping import Float64
 
 from robots.contract import DeploymentContract, require_match
+from robots.guard import Guard
 from robots.observing import Observer
-from robots.recorder import Event, Recorder
+from robots.recorder import Recorder
 from robots.robot import Camera, CameraFrame, Command, Robot, RobotError, RobotState
 from robots.run_types import (
     ActionBuffer,
@@ -33,6 +33,7 @@ from robots.run_types import (
     control_period_s,
     preflight_lines,
     recording_facts,
+    require_rate,
 )
 from robots.safety import SafetyChain
 from robots.schedule import Schedule
@@ -76,6 +77,7 @@ class Runtime:
             ValueError: Robot and contract do not fit, or a robot that moves on its own has no watchdog.
         """
         require_match(contract, robot.description, tuple(camera.name for camera in cameras))
+        require_rate(contract, robot.description, config)
         if watchdog is None and not robot.description.is_lockstep:
             raise ValueError("a robot that does not wait for its commands needs a watchdog")
         self._robot = robot
@@ -89,12 +91,15 @@ class Runtime:
         self._recorder = recorder
         self._is_episode_over = is_episode_over
         self._clock = clock
+        self._guard = Guard(robot, chain, buffer, config, self.period_s, watchdog, recorder, clock)
         self._observer = Observer(contract, cameras, is_simulated=robot.description.name == "sim")
         self._worker = ThreadPoolExecutor(1, "inference")
-        self._stop_requested = threading.Event()
-        self._estop_requested = threading.Event()
-        self._run: Run | None = None
-        self.state = RunState.INIT
+        self._is_stop_asked = False
+
+    @property
+    def state(self) -> RunState:
+        """Where the runtime is."""
+        return self._guard.state
 
     @property
     def period_s(self) -> float:
@@ -108,16 +113,18 @@ class Runtime:
             Lines that say what will happen.
 
         Raises:
-            RobotError: Robot or camera do not answer.
+            RobotError: Robot or camera do not answer, or the tool is outside the workspace.
         """
-        self.state = RunState.PREFLIGHT
+        self._guard.enter(RunState.PREFLIGHT)
         self._robot.connect(timeout_s)
         state, frames = self._robot.observe(), self._observer.frames()
+        if refused := self._chain.check_start(state):
+            raise RobotError("; ".join(event.detail for event in refused))
         started = self._clock()
         answer = self._infer(
             self._observer.observation(state, frames, "preflight"), max(10.0, self._config.inference_deadline_s)
         )
-        self.state = RunState.READY
+        self._guard.enter(RunState.READY)
         answered_s = self._clock() - started
         return preflight_lines(self._robot.description, self._config, self._contract, state, frames, answer, answered_s)
 
@@ -130,21 +137,18 @@ class Runtime:
         if self.state is not RunState.READY:
             raise ValueError(f"the runtime is in state {self.state.value!r}; an episode begins in 'ready'")
         is_lockstep = self._robot.description.is_lockstep
-        run = self._run = Run(instruction=instruction, schedule=Schedule(0.0 if is_lockstep else self.period_s))
-        self._stop_requested.clear()
+        run = Run(instruction=instruction, schedule=Schedule(0.0 if is_lockstep else self.period_s))
+        self._is_stop_asked = False
         self._buffer.clear()
         if self._recorder:
             facts = recording_facts(instruction, self._robot.description, self._observer.is_simulated, self._contract)
             self._recorder.begin(facts)
-        self.state = RunState.RUNNING
         try:
-            self._chain.resync(self._robot.observe())
-            if self._watchdog:
-                self._watchdog.start(on_hold=self._watchdog_hold, on_stop=self._watchdog_stop)
+            self._guard.begin(run)
             while run.outcome is None:
                 self._tick(run, is_lockstep)
         except RobotError as error:
-            run.outcome, run.detail = "fault", str(error)
+            run.outcome, run.detail = "estop" if self._guard.is_estopped else "fault", str(error)
         finally:
             self._end(run)
         return EpisodeReport(
@@ -167,25 +171,19 @@ class Runtime:
             RobotError: The fault persists.
             ValueError: After an emergency stop, which takes a new process.
         """
-        if self.state is RunState.ESTOP:
-            raise ValueError("after an emergency stop the runtime has to be started again")
-        if self.state is RunState.FAULT:
-            self._robot.recover()
-            self.state = RunState.READY
+        self._guard.acknowledge()
 
     def stop(self) -> None:
         """End the episode at the next tick."""
-        self._stop_requested.set()
+        self._is_stop_asked = True
 
     def emergency_stop(self) -> None:
         """Stop the robot now; the runtime does not run again."""
-        self._estop_requested.set()
-        self.state = RunState.ESTOP
-        self._robot.stop()
+        self._guard.emergency_stop()
 
     def close(self) -> None:
         """Let go of everything; safe at any time."""
-        self._stop_requested.set()
+        self._is_stop_asked = True
         if self._watchdog:
             self._watchdog.stop()
         self._worker.shutdown(wait=False, cancel_futures=True)
@@ -199,19 +197,20 @@ class Runtime:
         now = run.schedule.begin_tick()
         if self._config.estop_file and self._config.estop_file.exists():
             self.emergency_stop()
-        if self._estop_requested.is_set() or self._stop_requested.is_set():
-            run.outcome = "estop" if self._estop_requested.is_set() else "stopped"
+        if self._guard.is_estopped or self._is_stop_asked:
+            run.outcome = "estop" if self._guard.is_estopped else "stopped"
             return
         action, sent = None, None
         try:
             state = self._look(run)
             try:
+                self._guard.raise_alarm()
                 action = self._next_action(run, state, now, is_lockstep)
                 sent = self._act(run, state, action)
             except StaleError as error:
-                self._hold(run, state, str(error))
+                self._guard.hold(run, state, str(error))
         except RobotError as error:
-            self._fault(run, str(error))
+            self._guard.fault(run, str(error))
             return
         run.num_steps += 1
         if self._recorder:
@@ -273,7 +272,7 @@ class Runtime:
         pending, run.pending = run.pending, None
         error = pending.exception()
         if error is not None:
-            self._note(run, "inference_failed", "hold", str(error))
+            self._guard.note(run, "inference_failed", "hold", str(error))
             return
         run.schedule.note_inference(self._clock() - run.pending_t_obs)
         self._check_first(run, answer := pending.result(), state)
@@ -297,103 +296,33 @@ class Runtime:
             return
         run.is_first_chunk = False
         for event in self._chain.check_first_chunk(answer.actions, state):
-            self._note(run, event.kind, event.severity, event.detail)
+            self._guard.note(run, event.kind, event.severity, event.detail)
             if event.severity in ("hold", "fault"):
                 run.num_recoveries = self._config.max_recoveries  # final: another chunk would not be checked
                 raise RobotError(f"the first chunk does not look like training: {event.detail}")
 
     def _act(self, run: Run, state: RobotState, action: Float64[np.ndarray, " action_dim"] | None) -> Command | None:
         if action is None:
-            self._hold(run, state, "no action for this control period", is_waiting=True)
+            self._guard.hold(run, state, "no action for this control period", is_waiting=True)
             return None
         decision = self._chain.review(action, state)
         for event in decision.events:
-            self._note(run, event.kind, event.severity, event.detail)
+            self._guard.note(run, event.kind, event.severity, event.detail)
         if any(event.severity == "fault" for event in decision.events):
             raise RobotError("; ".join(event.detail for event in decision.events if event.severity == "fault"))
         if decision.command is None:
-            self._hold(run, state, "; ".join(event.kind for event in decision.events))
+            self._guard.hold(run, state, "; ".join(event.kind for event in decision.events))
             return None
         run.hold_since_s, run.detail = None, ""
-        self._enter(RunState.RUNNING)
+        self._guard.enter(RunState.RUNNING)
         if self._watchdog:
             self._watchdog.feed("command", run.num_steps)
-        if self._config.mode in ("dry_run", "shadow") or self._estop_requested.is_set():
-            return None
-        return self._robot.command(decision.command)
-
-    # --- When something is wrong -------------------------------------------------------------------------------------
-
-    def _hold(self, run: Run, state: RobotState, reason: str, is_waiting: bool = False) -> None:
-        """Stand still until there is a fresh command.
-
-        What was planned before is forgotten, and so is an answer that is still to come, because its observation is from
-        before; unless the answer is all that is missing.
-        """
-        is_new = run.hold_since_s is None
-        if is_new:
-            run.hold_since_s = self._clock()
-            self._buffer.clear()
-        if not is_waiting:
-            run.pending = None
-        run.detail = reason
-        self._enter(RunState.HOLD)
-        self._chain.resync(state)
-        if self._config.mode not in ("dry_run", "shadow"):
-            self._robot.hold()
-        if self._watchdog:
-            self._watchdog.feed("command", run.num_steps)
-        if is_new:
-            self._note(run, "hold", "hold", reason)
-
-    def _fault(self, run: Run, reason: str) -> None:
-        """A reflex, a lost connection, a stale camera: stop, and go on only as often as the settings allow."""
-        self._enter(RunState.FAULT)
-        self._robot.stop()
-        self._note(run, "fault", "fault", reason)
-        self._buffer.clear()
-        run.pending = None
-        run.num_recoveries += 1
-        if run.num_recoveries > self._config.max_recoveries or self._estop_requested.is_set():
-            run.outcome, run.detail = "estop" if self._estop_requested.is_set() else "fault", reason
-            return
-        try:
-            self._robot.recover()
-            self._chain.resync(self._robot.observe())
-        except RobotError as error:
-            run.outcome, run.detail = "fault", f"{reason}; recovery failed: {error}"
-            return
-        self._note(run, "recovered", "info", f"recovery {run.num_recoveries} of {self._config.max_recoveries}")
-        self._enter(RunState.RUNNING)
-
-    def _watchdog_hold(self, reason: str) -> None:
-        self._robot.hold()
-        if self._run:
-            self._note(self._run, "watchdog_hold", "hold", reason)
-
-    def _watchdog_stop(self, reason: str) -> None:
-        self._robot.stop()
-        if self._run:
-            self._note(self._run, "watchdog_stop", "fault", reason)
+        return self._guard.send(decision.command)
 
     def _end(self, run: Run) -> None:
-        if self._watchdog:
-            self._watchdog.stop()
-        if run.outcome in (None, "fault", "estop"):
-            self._robot.stop()
-        elif self._config.mode not in ("dry_run", "shadow") and not self._robot.description.is_lockstep:
-            self._robot.hold()
-        self._enter(RunState.FAULT if run.outcome in (None, "fault") else RunState.READY)
-        if self._recorder:
-            self._recorder.finish({"outcome": run.outcome, "detail": run.detail, "cadence": str(run.schedule.report())})
-
-    def _enter(self, state: RunState) -> None:
-        """Change the state; an emergency stop, which may come from another thread at any time, has the last word."""
-        self.state = RunState.ESTOP if self._estop_requested.is_set() else state
-
-    def _note(self, run: Run, kind: str, severity: str, detail: str) -> None:
-        run.events[kind] = run.events.get(kind, 0) + 1
-        if self._recorder:
-            self._recorder.event(
-                Event(time_s=self._clock(), tick=run.num_steps, kind=kind, severity=severity, detail=detail)
-            )
+        try:
+            self._guard.end(run)
+        finally:
+            if self._recorder:
+                cadence = str(run.schedule.report())
+                self._recorder.finish({"outcome": run.outcome, "detail": run.detail, "cadence": cadence})

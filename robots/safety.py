@@ -10,14 +10,14 @@ An action that violates nothing passes with its own numbers untouched (`Command.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float64
 
 from robots.contract import DeploymentContract
-from robots.robot import Command, RobotDescription, RobotState
+from robots.robot import Command, RobotDescription, RobotError, RobotState
 from robots.rotations import (
     angle_between,
     limit_rotation,
@@ -26,11 +26,15 @@ from robots.rotations import (
 )
 from robots.safety_config import KeepOutPlane, SafetyConfig, effective_limits
 from robots.shaping import Shaper
+from robots.workspace import Workspace
 
 __all__ = ["Decision", "KeepOutPlane", "SafetyChain", "SafetyConfig", "SafetyEvent"]
 _FIRST_SHARE = 0.1  # of the caps at the beginning of the ramp
 _RUNAWAY = 1.5  # measured speed over allowed speed
 _SAME = 1e-9
+_SHAPED_SLACK_M = 1e-3  # a shaped way is curved, and may cut an oblique plane's corner by so much
+_BEYOND_RAD = 0.01  # a joint that is measured so far beyond its limit is where it cannot be
+_STANDS_RAD_S = 0.01  # below it is the noise of a joint that stands still
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +94,7 @@ class SafetyChain:
         self._contract = contract
         self._config = config
         self._limits = effective_limits(config, description)
+        self._workspace = Workspace(config)
         self._is_lockstep = description.is_lockstep
         self._period_s = 1.0 / contract.control_rate_hz
         self._scale = np.array(contract.action.scale)
@@ -104,7 +109,14 @@ class SafetyChain:
         self._num_since_resync = 0
 
     def resync(self, state: RobotState) -> None:
-        """Forget the last target: after a start, a hold or a fault the next action counts from where the robot is."""
+        """Forget the last target: after a start, a hold or a fault the next action counts from where the robot is.
+
+        Raises:
+            RobotError: That is not known: the state has no finite numbers, or no rotation.
+        """
+        problem = _no_state(state)
+        if problem is not None:
+            raise RobotError(problem.detail)
         self._target = (state.position_m.copy(), state.rotation.copy())
         self._linear.reset(state.position_m)
         self._angular.reset(np.zeros(3))
@@ -112,20 +124,16 @@ class SafetyChain:
 
     def review(self, action: Any, state: RobotState) -> Decision:
         """One action, in the contract's units, in the robot's present state."""
-        if self._target is None:
-            self.resync(state)
-        problem = self._not_numbers(action, state)
+        problem = self._no_action(action) or _no_state(state)
         if problem is not None:
             return Decision(command=None, events=(problem,))
-        asked = self._in_units(action, state)
-        step = replace(asked, position=asked.position.copy(), events=[])
-        self._workspace(step)
-        self._caps(step)
-        self._leash(step, state)
-        self._joints(step, state)
-        self._shape(step)
-        self._forces(step, state)
-        self._monitor(step, state)
+        if self._target is None:
+            self.resync(state)
+        step = self._in_units(action, state)
+        try:
+            self._review(step, state)
+        except (ArithmeticError, ValueError) as error:  # numbers that no step expected; numpy's and scipy's, too
+            step.note("no_trajectory", "hold", str(error))
         if step.is_refused:
             return Decision(command=None, events=tuple(step.events))
         self._target = (step.position, step.rotation)
@@ -139,10 +147,25 @@ class SafetyChain:
         )
         return Decision(command=command, events=tuple(step.events))
 
+    def check_start(self, state: RobotState) -> tuple[SafetyEvent, ...]:
+        """Whether an episode may begin here: the tool must be where it is to stay."""
+        problem = _no_state(state)
+        if problem is not None:
+            return (problem,)
+        return tuple(
+            SafetyEvent(
+                kind="start_outside",
+                severity="fault",
+                detail=f"the tool is at {_text(state.position_m)} m, {words}; move the arm by hand, or correct "
+                "safety.workspace and safety.keep_out",
+            )
+            for words in self._workspace.violations(state.position_m)
+        )
+
     def check_first_chunk(
         self, actions: Float64[np.ndarray, "horizon action_dim"], state: RobotState
     ) -> tuple[SafetyEvent, ...]:
-        """Whether a policy's first chunk looks like what it was trained to say.
+        """Whether a policy's first chunk looks like what it was trained to say, and its first action can be begun here.
 
         Wrong statistics, swapped entries or other units show here, before anything moves.
         """
@@ -153,7 +176,7 @@ class SafetyChain:
         margin = self._config.range_margin * np.maximum(high - low, 0.1)
         outside = (actions < low - margin) | (actions > high + margin)
         if not outside.any():
-            return ()
+            return self._check_first_action(actions[0], state)
         index = int(np.argmax(outside.any(axis=0)))
         name, values = self._contract.action.names[index], actions[:, index]
         detail = (
@@ -162,20 +185,52 @@ class SafetyChain:
         )
         return (SafetyEvent(kind="unlike_training", severity="fault", detail=detail),)
 
+    def _check_first_action(
+        self, action: Float64[np.ndarray, " action_dim"], state: RobotState
+    ) -> tuple[SafetyEvent, ...]:
+        """Its target must be within what one control period and the leash allow, counted from the measured pose."""
+        if self._is_lockstep:
+            return ()  # the simulated controller's own limits are those of the training actions
+        start = self.check_start(state)
+        if start:
+            return start
+        values, limits, config = action * self._scale, self._limits, self._config
+        asked = (
+            ("m", float(np.linalg.norm(values[:3])), config.leash_m + limits.linear_speed_m_s * self._period_s),
+            ("rad", float(np.linalg.norm(values[3:6])), config.leash_rad + limits.angular_speed_rad_s * self._period_s),
+        )
+        return tuple(
+            SafetyEvent(
+                kind="first_action_too_far",
+                severity="fault",
+                detail=f"the first action leads {size:.3f} {unit} away from the tool, which is at "
+                f"{_text(state.position_m)} m; leash and speed limit allow {most:.3f} {unit} in a control period",
+            )
+            for unit, size, most in asked
+            if size > most
+        )
+
     # --- The steps, in order -----------------------------------------------------------------------------------------
 
-    def _not_numbers(self, action: Any, state: RobotState) -> SafetyEvent | None:
+    def _review(self, step: _Step, state: RobotState) -> None:
+        self._confine(step)
+        self._caps(step)
+        self._leash(step, state)
+        self._joints(step, state)
+        self._shape(step)
+        self._stay(step, state)
+        self._forces(step, state)
+        self._monitor(step, state)
+
+    def _no_action(self, action: Any) -> SafetyEvent | None:
         expected = (len(self._scale),)
         if not isinstance(action, np.ndarray) or action.shape != expected or action.dtype.kind != "f":
             given = f"{getattr(action, 'dtype', type(action).__name__)} of shape {getattr(action, 'shape', '?')}"
             return SafetyEvent(
                 kind="malformed", severity="hold", detail=f"the action is {given}, expected floats {expected}"
             )
-        measured = (state.position_m, state.rotation, state.joint_positions_rad, state.joint_velocities_rad_s)
         if not np.isfinite(action).all():
             return SafetyEvent(kind="not_finite", severity="hold", detail=f"the action is {action.tolist()}")
-        if not all(np.isfinite(values).all() for values in measured):
-            return SafetyEvent(kind="state_not_finite", severity="fault", detail="the measured state is not finite")
         return None
 
     def _in_units(self, action: Float64[np.ndarray, " action_dim"], state: RobotState) -> _Step:
@@ -199,20 +254,14 @@ class SafetyChain:
     def _last_target(self, state: RobotState) -> tuple[np.ndarray, np.ndarray]:
         return self._target if self._target is not None else (state.position_m, state.rotation)
 
-    def _workspace(self, step: _Step) -> None:
-        inside = np.clip(step.position, self._config.workspace_low_m, self._config.workspace_high_m)
-        for plane in self._config.keep_out:
-            normal = np.array(plane.normal) / np.linalg.norm(plane.normal)
-            depth = float(normal @ (np.array(plane.point_m) - inside))
-            if depth > 0:
-                inside = inside + depth * normal
-        if np.abs(inside - step.position).max() > _SAME:
+    def _confine(self, step: _Step) -> None:
+        inside = self._workspace.nearest(step.position)
+        if inside is None:
+            violated = "; ".join(self._workspace.violations(step.position))
+            step.note("no_workspace", "hold", f"target {_text(step.position)} m: {violated}; nothing near is allowed")
+        elif np.abs(inside - step.position).max() > _SAME:
             step.note("clipped_workspace", "clamped", f"target {_text(step.position)} m moved to {_text(inside)} m")
             step.position = inside
-        if np.any(inside < np.array(self._config.workspace_low_m) - _SAME) or np.any(
-            inside > np.array(self._config.workspace_high_m) + _SAME
-        ):
-            step.note("no_workspace", "hold", "the keep-out planes push the target out of the workspace")
 
     def _caps(self, step: _Step) -> None:
         """At most the allowed speed times the control period away from the last target, less during the ramp."""
@@ -234,8 +283,6 @@ class SafetyChain:
             step.rotation = limit_rotation(step.rotation, rotation, cap_rad)
 
     def _ramp(self) -> float:
-        if self._config.ramp_in_s == 0:
-            return 1.0
         return min(1.0, _FIRST_SHARE + self._num_since_resync * self._period_s / self._config.ramp_in_s)
 
     def _leash(self, step: _Step, state: RobotState) -> None:
@@ -255,13 +302,18 @@ class SafetyChain:
         limits, q, dq = self._limits, state.joint_positions_rad, state.joint_velocities_rad_s
         if not len(limits.joint_lower_rad) or not len(q):
             return
+        beyond = np.maximum(limits.joint_lower_rad - q, q - limits.joint_upper_rad)
+        if beyond.max() > _BEYOND_RAD:
+            joint = int(np.argmax(beyond))
+            step.note("joint_beyond", "fault", f"joint {joint + 1} is {beyond[joint]:.2f} rad beyond its limit")
+        if not len(dq):
+            return
         margin = self._config.joint_margin_rad
         room = np.where(dq >= 0, limits.joint_upper_rad - q, q - limits.joint_lower_rad)
-        # Braking from v over the margin's outer half takes v^2 / (2 a); a joint that needs its full speed in the
-        # margin's width may brake with a = speed^2 / margin.
-        braking = limits.joint_speed_rad_s**2 / margin
-        allowed = np.sqrt(np.maximum(0.0, 2.0 * braking * (room - margin / 2)))
-        too_fast = np.abs(dq) > np.minimum(allowed, limits.joint_speed_rad_s) + 1e-3
+        # A joint that needs its full speed one margin before the margin brakes over that width
+        # with a = v^2 / (2 margin); the margin itself is what a hold has to stop in.
+        share = np.sqrt(np.clip((room - margin) / margin, 0.0, 1.0))
+        too_fast = np.abs(dq) > np.maximum(share * limits.joint_speed_rad_s, _STANDS_RAD_S)
         if too_fast.any():
             joint = int(np.argmax(too_fast))
             step.note(
@@ -275,12 +327,8 @@ class SafetyChain:
             self._linear.jump(step.position)
             return
         _, rotation = self._target if self._target is not None else (step.position, step.rotation)
-        try:
-            position = self._linear.follow(step.position)
-            turned = self._angular.follow(rotation_vector_from_matrix(step.rotation @ rotation.T))
-        except ArithmeticError as error:
-            step.note("no_trajectory", "hold", str(error))
-            return
+        position = self._linear.follow(step.position)
+        turned = self._angular.follow(rotation_vector_from_matrix(step.rotation @ rotation.T))
         self._angular.shift(-turned)  # the next rotation counts from the new target
         if (
             np.abs(position - step.position).max() > 1e-6
@@ -288,6 +336,16 @@ class SafetyChain:
         ):
             step.note("shaped", "clamped", f"{1e3 * np.linalg.norm(position - step.position):.1f} mm still to go")
         step.position, step.rotation = position, matrix_from_rotation_vector(turned) @ rotation
+
+    def _stay(self, step: _Step, state: RobotState) -> None:
+        """What has been shaped and pulled on a leash is looked at again: it may not lie deeper beyond a wall."""
+        if self._is_lockstep:
+            return
+        before = self._workspace.depth_m(self._last_target(state)[0])
+        measured = self._workspace.depth_m(state.position_m)
+        depth = self._workspace.depth_m(step.position)
+        if depth > max(_SHAPED_SLACK_M, before + _SAME, measured + _SAME):
+            step.note("no_workspace", "hold", f"the way to the target leads {1e3 * depth:.1f} mm out of the workspace")
 
     def _forces(self, step: _Step, state: RobotState) -> None:
         if state.wrench is None:
@@ -302,6 +360,21 @@ class SafetyChain:
         if len(allowed) and len(speeds) and (speeds > _RUNAWAY * allowed).any():
             joint = int(np.argmax(speeds / allowed))
             step.note("runaway", "fault", f"joint {joint + 1} moves at {speeds[joint]:.2f} rad/s")
+
+
+def _no_state(state: RobotState) -> SafetyEvent | None:
+    """What is measured must be numbers, and a rotation."""
+    measured = (state.position_m, state.rotation, state.joint_positions_rad, state.joint_velocities_rad_s)
+    wrench = np.zeros(6) if state.wrench is None else state.wrench
+    if not all(np.isfinite(values).all() for values in (*measured, wrench)):
+        return SafetyEvent(kind="state_not_finite", severity="fault", detail="the measured state is not finite")
+    is_rotation = (
+        np.abs(state.rotation @ state.rotation.T - np.eye(3)).max() < 1e-3 and np.linalg.det(state.rotation) > 0
+    )
+    if not is_rotation:
+        detail = f"the measured orientation is no rotation: {state.rotation.tolist()}"
+        return SafetyEvent(kind="state_no_rotation", severity="fault", detail=detail)
+    return None
 
 
 def _text(values: Float64[np.ndarray, 3]) -> str:

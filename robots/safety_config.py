@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
@@ -12,7 +12,10 @@ from pydantic import Field, field_validator, model_validator
 from robots.robot import RobotDescription, RobotLimits
 from vla_rl.config import ConfigModel
 
-Vector = tuple[float, float, float]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Vector = tuple[Finite, Finite, Finite]
+_FAR = 2.0
+"""A side of the box that is further away than so many reaches is a mistake of units or a placeholder."""
 
 
 class KeepOutPlane(ConfigModel):
@@ -26,7 +29,7 @@ class KeepOutPlane(ConfigModel):
     @field_validator("normal")
     @classmethod
     def _has_a_direction(cls, normal: Vector) -> Vector:
-        if not math.isfinite(sum(normal)) or math.hypot(*normal) < 1e-9:
+        if math.hypot(*normal) < 1e-9:
             raise ValueError(f"the normal {normal} of a keep-out plane has no direction")
         return normal
 
@@ -62,7 +65,7 @@ class SafetyConfig(ConfigModel):
     """External force at which the robot holds."""
     torque_nm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """External torque at which the robot holds."""
-    ramp_in_s: float = Field(default=0.5, ge=0, le=5.0, allow_inf_nan=False)
+    ramp_in_s: float = Field(default=0.5, ge=0.1, le=5.0, allow_inf_nan=False)
     """After a start or a hold, the caps per control period grow from a tenth to their full size over this time."""
     range_margin: float = Field(default=0.5, ge=0, le=10.0, allow_inf_nan=False)
     """How far the first chunk may leave the range of the training actions, in widths of that range."""
@@ -70,9 +73,7 @@ class SafetyConfig(ConfigModel):
     @model_validator(mode="after")
     def _box_is_a_box(self) -> Self:
         low, high = self.workspace_low_m, self.workspace_high_m
-        if not all(math.isfinite(value) for value in (*low, *high)) or not all(
-            a < b for a, b in zip(low, high, strict=True)
-        ):
+        if not all(a < b for a, b in zip(low, high, strict=True)):
             raise ValueError(f"the workspace from {low} to {high} is no box; each low must be below its high")
         return self
 
@@ -106,6 +107,12 @@ def _check_workspace(config: SafetyConfig, description: RobotDescription) -> Non
             f"the workspace begins {nearest:.2f} m from the base, but the robot reaches {reach:.2f} m; the box is in "
             "the base's frame and in metres"
         )
+    for axis, a, b in zip("xyz", low, high, strict=True):
+        if min(a, -b) < -_FAR * reach:
+            raise ValueError(
+                f"the workspace runs from {a:g} to {b:g} m along {axis}, but the robot reaches {reach:.2f} m: that "
+                "protects nothing; give the box in which the task happens, in the base's frame and in metres"
+            )
     if np.all(low <= -reach) and np.all(high >= reach):
         raise ValueError(
             f"the workspace holds everything that the robot reaches ({reach:.2f} m), so it protects nothing; give the "

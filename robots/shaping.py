@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 from jaxtyping import Float64
-from ruckig import InputParameter, OutputParameter, Result, Ruckig
-
-_REACHED = 1e-12
+from ruckig import InputParameter, OutputParameter, Result, Ruckig, RuckigError
 
 
 class Shaper:
@@ -48,11 +46,14 @@ class Shaper:
         """The position one control period later, on the fastest way to rest at the target within the limits.
 
         Raises:
-            ArithmeticError: The library found no way (limits that contradict the present motion).
+            ArithmeticError: The library found no way (limits that contradict the present motion, no numbers).
         """
         self._input.target_position = target.tolist()
         self._input.target_velocity = [0.0] * 3
-        result = self._generator.update(self._input, self._output)
+        try:
+            result = self._generator.update(self._input, self._output)
+        except RuckigError as error:
+            raise ArithmeticError(f"no way to {target} from {self.position}: {error}") from error
         if result not in (Result.Working, Result.Finished):
             raise ArithmeticError(f"ruckig answers {result} to target {target} from {self.position}")
         self._output.pass_to_input(self._input)

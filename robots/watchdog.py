@@ -18,6 +18,10 @@ DEFAULT_CHANNELS: Mapping[str, tuple[float, float]] = {
 }
 """Seconds without news until hold, and until stop. A name before a colon ("camera:wrist") is looked up here."""
 _TICK_S = 0.01
+_HOLD_PERIODS, _STOP_PERIODS = 3.0, 6.0
+"""Deadlines are never shorter than so many control periods: a slow loop is not a silent one."""
+_PATIENCE_S = 0.1
+"""How long a callback may take before the next one is due beside it."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -29,7 +33,10 @@ class _Channel:
 
 
 class Watchdog:
-    """Feed it; `on_hold` and `on_stop` are called from its thread, once per silence each."""
+    """Feed it; `on_hold` and `on_stop` are called from threads of its own, once per silence each.
+
+    Each call has its thread, so that a driver that blocks in `hold` does not keep the stop that follows from coming.
+    """
 
     def __init__(
         self,
@@ -54,15 +61,22 @@ class Watchdog:
         self._clock = clock
         self._lock = threading.Lock()
         self._channels: dict[str, _Channel] = {}
+        self._period_s = 0.0
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
         self.problems: list[str] = []
         """What went wrong in callbacks."""
 
-    def start(self, on_hold: Callable[[str], None], on_stop: Callable[[str], None]) -> None:
-        """Watch from now on; a channel is watched from its first feeding on. Starting again begins anew."""
+    def start(self, on_hold: Callable[[str], None], on_stop: Callable[[str], None], period_s: float = 0.0) -> None:
+        """Watch from now on; a channel is watched from its first feeding on. Starting again begins anew.
+
+        Args:
+            on_hold: Called with a reason when a channel is silent.
+            on_stop: Called when it still is; on time, even if `on_hold` has not returned.
+            period_s: Of the loop that feeds; deadlines are stretched for slow ones.
+        """
         self.stop()
-        self._channels, self._ended = {}, threading.Event()
+        self._channels, self._ended, self._period_s = {}, threading.Event(), period_s
         self._thread = threading.Thread(
             target=self._watch, args=(self._ended, on_hold, on_stop), name="watchdog", daemon=True
         )
@@ -82,7 +96,7 @@ class Watchdog:
                 self._channels[channel] = _Channel(stamp=stamp, fresh_s=self._clock())
 
     def stop(self) -> None:
-        """Stop watching; may be called at any time, also from a callback."""
+        """Stop watching; may be called at any time, also from a callback. No callback begins after it."""
         self._ended.set()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
@@ -102,7 +116,7 @@ class Watchdog:
             now = self._clock()
             due = []
             for name, channel in self._channels.items():
-                hold_s, stop_s = self._deadlines[name.split(":")[0]]
+                hold_s, stop_s = self._deadlines_of(name)
                 silent_s = now - channel.fresh_s
                 reason = f"no news on {name} for {silent_s:.2f} s"
                 if silent_s > hold_s and not channel.has_held:
@@ -113,8 +127,17 @@ class Watchdog:
                     due.append((on_stop, reason))
             return due
 
+    def _deadlines_of(self, channel: str) -> tuple[float, float]:
+        hold_s, stop_s = self._deadlines[channel.split(":")[0]]
+        return max(hold_s, _HOLD_PERIODS * self._period_s), max(stop_s, _STOP_PERIODS * self._period_s)
+
     def _call(self, callback: Callable[[str], None], reason: str) -> None:
-        try:
-            callback(reason)
-        except Exception as error:  # whatever a driver raises, the watchdog goes on and still tries to stop
-            self.problems.append(f"{reason}: {error!r}")
+        def call() -> None:
+            try:
+                callback(reason)
+            except Exception as error:  # whatever a driver raises, the watchdog goes on and still tries to stop
+                self.problems.append(f"{reason}: {error!r}")
+
+        thread = threading.Thread(target=call, name="watchdog acts", daemon=True)
+        thread.start()
+        thread.join(_PATIENCE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from pydantic import ValidationError
+from ruckig import RuckigError
 from scipy.spatial.transform import Rotation
 
 from robots.contract import DeploymentContract
-from robots.robot import RobotDescription, RobotLimits, RobotState
+from robots.robot import RobotDescription, RobotError, RobotLimits, RobotState
 from robots.rotations import (
     angle_between,
     limit_rotation,
@@ -71,8 +73,10 @@ def state(position: np.ndarray = HOME, rotation: np.ndarray | None = None, **mor
 def chain(
     description: RobotDescription = ARM, contract: DeploymentContract = CONTRACT, **config: object
 ) -> SafetyChain:
-    made = SafetyChain(contract, SafetyConfig(**{**BOX, "ramp_in_s": 0.0, **config}), description)  # type: ignore[arg-type]
-    made.resync(state())
+    """At home, its ramp behind it."""
+    made = SafetyChain(contract, SafetyConfig(**{**BOX, "ramp_in_s": 0.1, **config}), description)  # type: ignore[arg-type]
+    for _ in range(3):
+        made.review(np.zeros(7), state())
     return made
 
 
@@ -157,6 +161,34 @@ def test_3_targets_stay_in_the_box_and_on_their_side_of_planes() -> None:
     assert decision.command.position_m[0] == 0.6
 
 
+def test_3_a_target_is_never_left_beyond_another_oblique_plane() -> None:
+    # A roof whose sides meet along x = 0.45, z = 0.3; the last plane alone pushes targets beyond the first.
+    roof = [{"point_m": (0.45, 0.0, 0.3), "normal": (sign * 0.5, 0.0, -np.sqrt(0.75))} for sign in (-1.0, 1.0)]
+    made = chain(SIM, keep_out=roof)
+    decision = made.review(action(0.0, 0.0, 1.0), state(position=np.array([0.45, 0.0, 0.29])))
+    assert decision.command is not None
+    for plane in roof:
+        assert np.dot(plane["normal"], decision.command.position_m - np.array(plane["point_m"])) >= -1e-9
+    apart = [{"point_m": (0.0, 0.0, z), "normal": (0.0, 0.0, sign)} for z, sign in ((0.4, 1.0), (0.2, -1.0))]
+    decision = chain(SIM, keep_out=apart).review(action(), state())
+    assert (decision.command, kinds(decision)) == (None, ["no_workspace"])
+
+
+def test_3_a_shaped_way_does_not_cut_corners_of_oblique_planes() -> None:
+    """Three axes are shaped each for itself, so a way is curved: it is looked at again after shaping."""
+    wall = [{"point_m": (0.45, 0.02, 0.3), "normal": (0.6, -0.8, 0.0)}]
+    made, position, deepest = chain(keep_out=wall, leash_m=0.2), HOME.copy(), 0.0
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        decision = made.review(action(*rng.uniform(-1, 1, 2)), state(position=position))
+        if decision.command is None:
+            made.resync(state(position=position))
+            continue
+        position = decision.command.position_m
+        deepest = max(deepest, -float(np.dot(wall[0]["normal"], position - np.array(wall[0]["point_m"]))))
+    assert deepest <= 1e-3 + 1e-9
+
+
 def test_4_and_5_caps_and_leash() -> None:
     made = chain(linear_speed_m_s=0.2, linear_jerk_m_s3=99.0)  # 10 mm per tick
     decision = made.review(action(1.0), state())
@@ -201,6 +233,39 @@ def test_6_a_joint_that_runs_into_its_limit_holds() -> None:
     assert chain().review(action(), inwards).command is not None
 
 
+@pytest.mark.parametrize(("angle", "speed", "kind"), [(2.82, 0.0, "joint_beyond"), (-2.82, 0.5, "joint_beyond")])
+def test_6_a_joint_beyond_its_limit_is_a_fault(angle: float, speed: float, kind: str) -> None:
+    angles, speeds = np.zeros(7), np.zeros(7)
+    angles[4], speeds[4] = angle, speed
+    measured = replace(state(), joint_positions_rad=angles, joint_velocities_rad_s=speeds)
+    decision = chain().review(action(), measured)
+    assert (decision.command, kinds(decision)) == (None, [kind])
+    assert decision.events[0].severity == "fault"
+    bare = RobotState(time_s=0.0, received_s=0.0, position_m=HOME, rotation=np.eye(3), joint_positions_rad=angles)
+    assert kinds(chain().review(action(), bare)) == [kind]
+
+
+@pytest.mark.parametrize(
+    ("angle", "speed", "is_held"),
+    [
+        (2.72, 0.1, True),  # inside the margin of 0.1, outwards
+        (2.79, 0.02, True),
+        (2.79, 0.005, False),  # stands still: noise
+        (2.79, -0.5, False),  # inwards
+        (2.65, 1.0, False),  # 0.15 left: may go sqrt(0.5) = 0.71 of 2 rad/s
+        (2.65, 1.5, True),
+        (2.5, 1.9, False),
+    ],
+)
+def test_6_within_the_margin_a_joint_only_moves_inwards(angle: float, speed: float, is_held: bool) -> None:
+    angles, speeds = np.zeros(7), np.zeros(7)
+    for sign in (1.0, -1.0):
+        angles[1], speeds[1] = sign * angle, sign * speed
+        decision = chain().review(action(), replace(state(), joint_positions_rad=angles, joint_velocities_rad_s=speeds))
+        assert (decision.command is None) is is_held
+        assert kinds(decision) == ["joint_limit"] * is_held
+
+
 def test_7_the_stream_of_commands_is_smooth_whatever_is_asked() -> None:
     made, rng = chain(leash_m=0.2), np.random.default_rng(0)
     position, positions = HOME.copy(), [HOME.copy()]
@@ -225,6 +290,41 @@ def test_8_forces_hold_and_9_a_runaway_is_a_fault() -> None:
     decision = chain().review(action(), wild)
     assert decision.command is None
     assert "fault" in [event.severity for event in decision.events]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"position_m": np.array([0.4, np.inf, 0.3])},
+        {"rotation": np.full((3, 3), np.nan)},
+        {"rotation": np.zeros((3, 3))},
+        {"rotation": -np.eye(3)},
+        {"joint_velocities_rad_s": np.full(7, np.nan)},
+        {"wrench": np.full(6, np.nan)},
+    ],
+)
+def test_a_state_that_cannot_be_is_a_fault_and_nothing_counts_from_it(change: dict) -> None:
+    measured = replace(state(), **change)
+    decision = chain().review(action(), measured)
+    assert (decision.command, decision.events[0].severity) == (None, "fault")
+    assert chain().check_start(measured)[0].severity == "fault"
+    with pytest.raises(RobotError, match="the measured"):
+        chain().resync(measured)
+
+
+@pytest.mark.parametrize("error", [RuckigError("no way"), np.linalg.LinAlgError("SVD did not converge")])
+def test_what_a_library_cannot_compute_is_held(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = chain()
+
+    def fail(*_: object) -> None:
+        raise error
+
+    if isinstance(error, RuckigError):
+        made._linear._generator = SimpleNamespace(update=fail)
+    else:
+        monkeypatch.setattr("robots.safety.rotation_vector_from_matrix", fail)
+    decision = made.review(action(0.1), state())
+    assert (decision.command, kinds(decision)) == (None, ["no_trajectory"])
 
 
 def test_after_a_resync_nothing_of_the_old_target_is_left() -> None:
@@ -257,6 +357,8 @@ def test_a_real_arm_that_sags_is_not_followed_down() -> None:
         ({"force_n": 100.0}, "safety.force_n is 100, wider than the 30"),
         ({"workspace_low_m": (2.0, 0, 0), "workspace_high_m": (3.0, 1, 1)}, "begins 2.00 m from the base"),
         ({"workspace_low_m": (-1.0,) * 3, "workspace_high_m": (1.0,) * 3}, "protects nothing"),
+        ({"workspace_low_m": (0.3, -100.0, 0.1), "workspace_high_m": (0.6, 100.0, 0.5)}, "from -100 to 100 m along y"),
+        ({"workspace_high_m": (0.6, 0.2, 500.0)}, "from 0.1 to 500 m along z"),
     ],
 )
 def test_limits_that_do_not_limit_are_refused(config: dict, match: str) -> None:
@@ -274,6 +376,10 @@ def test_limits_that_do_not_limit_are_refused(config: dict, match: str) -> None:
         {"workspace_low_m": (0.6, -0.2, 0.1)},
         {"workspace_high_m": (float("nan"), 0.2, 0.5)},
         {"keep_out": [{"point_m": (0, 0, 0), "normal": (0, 0, 0)}]},
+        {"keep_out": [{"point_m": (0, 0, float("nan")), "normal": (0, 0, 1)}]},
+        {"keep_out": [{"point_m": (0, 0, 0), "normal": (0, float("inf"), 1)}]},
+        {"workspace_high_m": (float("inf"), 0.2, 0.5)},
+        {"ramp_in_s": 0.0},
         {"max_relative_target": 5},
     ],
 )
@@ -289,13 +395,38 @@ def test_there_is_no_default_workspace() -> None:
 
 def test_a_first_chunk_unlike_training_is_a_fault() -> None:
     made = chain()
-    usual = np.random.default_rng(0).uniform(-0.5, 0.8, (8, 7))
+    usual = np.random.default_rng(0).uniform(-0.5, 0.8, (8, 7)) * np.array([1.0, 1.0, 1.0, 0.3, 0.3, 0.3, 1.0])
     assert made.check_first_chunk(usual, state()) == ()
     (event,) = made.check_first_chunk(10 * usual, state())
     assert (event.kind, event.severity) == ("unlike_training", "fault")
     assert "dx is" in event.detail
     usual[3, 2] = np.nan
     assert made.check_first_chunk(usual, state())[0].severity == "fault"
+
+
+@pytest.mark.parametrize("description", [ARM, SIM])
+def test_an_episode_begins_inside_the_workspace_or_not_at_all(description: RobotDescription) -> None:
+    made = chain(description, keep_out=[{"point_m": (0.0, 0.0, 0.25), "normal": (0.0, 0.0, 1.0)}])
+    assert made.check_start(state()) == ()
+    (event,) = made.check_start(state(position=np.array([0.65, 0.0, 0.3])))
+    assert (event.kind, event.severity) == ("start_outside", "fault")
+    assert "at (0.650, 0.000, 0.300) m, x is 50.0 mm outside of the workspace, 0.3 to 0.6 m" in event.detail
+    (event,) = made.check_start(state(position=np.array([0.45, 0.0, 0.2])))
+    assert "50.0 mm beyond keep-out plane 0" in event.detail
+
+
+def test_a_first_action_is_held_against_where_the_tool_is() -> None:
+    # Leash 40 mm and 50 mm in a control period at 1 m/s; an action of 1 is 50 mm, so (1, 1, 1) is 86.6 mm.
+    made, chunk = chain(), np.zeros((8, 7))
+    chunk[0, :3] = 1.0
+    assert made.check_first_chunk(chunk, state()) == ()
+    (event,) = chain(leash_m=0.03).check_first_chunk(chunk, state())
+    assert (event.kind, event.severity) == ("first_action_too_far", "fault")
+    assert "leads 0.087 m away" in event.detail
+    assert "allow 0.080 m" in event.detail
+    assert chain(SIM, leash_m=0.03).check_first_chunk(chunk, state()) == ()
+    outside = made.check_first_chunk(np.zeros((8, 7)), state(position=np.array([0.45, 0.0, 0.05])))
+    assert [event.kind for event in outside] == ["start_outside"]
 
 
 # --- Whatever the policy says ----------------------------------------------------------------------------------------

@@ -76,6 +76,29 @@ def test_it_acts_while_the_loop_is_blocked_and_survives_a_driver_that_raises() -
     assert "connection lost" in dog.problems[0]
 
 
+def test_a_hold_that_blocks_for_ever_does_not_keep_the_stop_from_coming_in_time() -> None:
+    robot, dog, never = Robot(), Watchdog(CHANNELS), threading.Event()
+    dog.start(lambda reason: never.wait(30.0), robot.stop)  # type: ignore[arg-type, return-value]
+    begun = time.monotonic()
+    dog.feed("command", 1)
+    assert robot.stopped.wait(5.0)
+    assert time.monotonic() - begun < 2.0  # due after 0.15 s
+    dog.stop()
+    assert time.monotonic() - begun < 4.0
+    never.set()
+
+
+def test_deadlines_stretch_with_the_loops_period() -> None:
+    robot, dog = Robot(), Watchdog(CHANNELS)
+    dog.start(robot.hold, robot.stop, period_s=0.1)  # hold after 3 periods, stop after 6
+    dog.feed("command", 1)
+    time.sleep(0.2)  # CHANNELS alone would have stopped it
+    assert robot.calls == []
+    assert robot.stopped.wait(5.0)
+    dog.stop()
+    assert [call.split(":")[0] for call in robot.calls] == ["hold", "stop"]
+
+
 def test_starting_again_begins_anew_and_stopping_twice_is_fine() -> None:
     robot, dog = Robot(), Watchdog(CHANNELS)
     dog.stop()
