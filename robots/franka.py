@@ -6,11 +6,10 @@ The controller runs at 1 kHz in franky's own thread; a command only moves its ta
 
 from __future__ import annotations
 
-import importlib
-import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,17 +17,16 @@ import numpy as np
 from jaxtyping import Float64
 
 from robots.driving import STATE_NAMES, command_pose, with_deadline
-from robots.franka_arm import (
-    end_effector_from_tool,
-    franka_limits,
-    tool_from_end_effector,
-    training_rotation_vector,
-)
+from robots.franka_arm import end_effector_from_tool, franka_limits
 from robots.franka_config import FrankaConfig
 from robots.franka_gripper import FrankaGripper
-from robots.robot import Command, Mode, RobotDescription, RobotError, RobotState
+from robots.franka_link import errors_of, faults_of, import_franky, reach, state_of
+from robots.robot import Command, RobotDescription, RobotError, RobotState
 
-_MODES: dict[str, Mode] = {"Idle": "idle", "Move": "moving"}
+_BEFORE_REFLEX = 0.7
+"""Share of the controller's reflex thresholds at which the safety chain holds: at the same number it came too late."""
+_PATIENCE_S = 0.3
+"""How long hold and stop wait for a call of another thread; shorter than the watchdog's time from hold to stop."""
 
 
 class FrankaRobot:
@@ -46,8 +44,11 @@ class FrankaRobot:
         self._robot: Any = None
         self._gripper: FrankaGripper | None = None
         self._tracker: Any = None
-        self._lock = threading.RLock()
-        self._stop_asked = threading.Event()
+        self._lock = threading.RLock()  # re-entrant, because a signal may stop what holds it
+        # Each stop is a new object, and `recover` clears the one that it saw: none that comes meanwhile is lost. Plain
+        # values: a handler that interrupts the setting of a threading.Event would wait for itself.
+        self._last_stop: object | None = None
+        self._cleared_stop: object | None = None
         self._fault: str | None = None
         self._is_holding = False
         self._num_recoveries = 0
@@ -65,7 +66,10 @@ class FrankaRobot:
             min_rate_hz=5.0,
             max_rate_hz=100.0,
             limits=franka_limits(
-                config.arm, config.dynamics_factor, config.collision_force_n, config.collision_torque_nm
+                config.arm,
+                config.dynamics_factor,
+                _BEFORE_REFLEX * config.collision_force_n,
+                _BEFORE_REFLEX * config.collision_torque_nm,
             ),
         )
 
@@ -80,38 +84,23 @@ class FrankaRobot:
         """
         if self._robot is not None:
             raise RobotError(f"already connected to {self._config.host}; close() first")
-        self._franky = _import_franky()
-        self._errors = _errors_of(self._franky)
+        franky = self._franky = import_franky()
+        self._errors = errors_of(franky)
         self._refusals = (RobotError, *self._errors)
-        robot, hand, width_m = with_deadline(self._reach, timeout_s, f"the Franka controller at {self._config.host}")
+        name = f"the Franka controller at {self._config.host}"
+        robot, hand, width_m = with_deadline(lambda: reach(self._config, franky), timeout_s, name)
         self._robot, self._gripper = robot, FrankaGripper(hand, self._franky, self._config.gripper, width_m)
         self._fault, self._tracker, self._is_holding, self._num_recoveries = None, None, False, 0
         self._clock_s, self._clock_seen_s = -1.0, time.monotonic()
-        self._stop_asked.clear()
-
-    def _reach(self) -> tuple[Any, Any, float]:
-        config, franky = self._config, self._franky
-        realtime = franky.RealtimeConfig.Enforce if config.realtime == "enforce" else franky.RealtimeConfig.Ignore
-        try:
-            robot = franky.Robot(
-                config.host,
-                relative_dynamics_factor=config.dynamics_factor,
-                default_torque_threshold=config.collision_torque_nm,
-                default_force_threshold=config.collision_force_n,
-                realtime_config=realtime,
-            )
-            hand = franky.Gripper(config.host)
-            return robot, hand, float(hand.width)
-        except self._errors as error:
-            raise RobotError(f"{config.host}: {error}") from error
+        self._cleared_stop = self._last_stop
 
     def close(self) -> None:
         """Stop and disconnect; safe at any time."""
         self.stop()
-        with self._lock:
-            if self._gripper is not None:
-                self._gripper.close()
-            self._robot, self._gripper, self._tracker = None, None, None
+        with self._locked():  # whether or not somebody still holds it: nothing more is asked of the controller
+            gripper, self._robot, self._gripper, self._tracker = self._gripper, None, None, None
+        if gripper is not None:
+            gripper.close()
 
     # --- State -------------------------------------------------------------------------------------------------------
 
@@ -136,35 +125,14 @@ class FrankaRobot:
                 f"the controller at {self._config.host} has sent no new state for "
                 f"{received_s - self._clock_seen_s:.2f} s; look at its power, cable and Desk, then connect again"
             )
-        return self._converted(state, received_s, gripper.width_m)
-
-    def _converted(self, state: Any, received_s: float, width_m: float) -> RobotState:
-        tool = tool_from_end_effector(state.O_T_EE.matrix, state.F_T_EE.matrix)
-        joints = np.array(state.q, dtype=np.float64)
-        vector = training_rotation_vector(tool[:3, :3], joints)
-        values = [*(tool[:3, 3] + self._config.base_in_world_m), *vector, width_m / 2, -width_m / 2]
+        seen = state_of(state, received_s, gripper.width_m, self._config.base_in_world_m)
         faults = self._faults(state)
-        mode: Mode = "fault" if faults else _MODES[state.robot_mode.name]
-        return RobotState(
-            time_s=float(state.time.to_sec()),
-            received_s=received_s,
-            position_m=tool[:3, 3].copy(),
-            rotation=tool[:3, :3].copy(),
-            joint_positions_rad=joints,
-            joint_velocities_rad_s=np.array(state.dq, dtype=np.float64),
-            gripper_width_m=width_m,
-            named=dict(zip(STATE_NAMES, map(float, values), strict=True)),
-            wrench=np.array(state.O_F_ext_hat_K, dtype=np.float64),
-            mode="held" if mode == "moving" and self._is_holding else mode,
-            faults=faults,
-        )
+        is_held = seen.mode == "moving" and self._is_holding
+        return replace(seen, faults=faults, mode="fault" if faults else "held" if is_held else seen.mode)
 
     def _faults(self, state: Any) -> tuple[str, ...]:
         """The controller's words; empty if it would move."""
-        mode = state.robot_mode.name
-        words = tuple(json.loads(repr(state.current_errors)))
-        if mode not in _MODES:
-            words += (f"the controller is in mode {mode}",)
+        words = faults_of(state)
         return words if self._fault is None else (self._fault, *(w for w in words if w not in self._fault))
 
     # --- Motion ------------------------------------------------------------------------------------------------------
@@ -185,11 +153,13 @@ class FrankaRobot:
             self._require_no_fault(robot)
             try:
                 state = robot.state
-                if self._tracker is None:
-                    self._start_tracker(robot)
+                tracker = self._tracker or self._start_tracker(robot)
                 end_effector = end_effector_from_tool(target, state.F_T_EE.matrix)
-                self._tracker.set_target(self._franky.Affine(end_effector))
+                self._require_no_stop()
+                tracker.set_target(self._franky.Affine(end_effector))
                 self._note_end_of_control(robot)
+                if self._is_stopped:  # it came while the target was on its way
+                    self._end_tracker(robot)
             except self._errors as error:
                 self._latch(str(error))
             self._require_no_fault(robot)
@@ -197,9 +167,15 @@ class FrankaRobot:
         return replace(command, gripper=gripper.command(float(command.gripper)))
 
     def hold(self) -> None:
-        """Pull the target to where the tool is now; further calls keep that target, so that the arm does not creep."""
-        with self._lock:
-            if self._robot is None or self._fault is not None or self._stop_asked.is_set():
+        """Pull the target to where the tool is now; further calls keep that target, so that the arm does not creep.
+
+        Raises:
+            RobotError: Another call has kept the driver for too long.
+        """
+        with self._locked() as is_mine:
+            if not is_mine:
+                raise RobotError(f"{self._config.host}: the driver is busy; the arm could not be held")
+            if self._robot is None or self._fault is not None or self._is_stopped:
                 return
             try:
                 if self._tracker is None:
@@ -209,20 +185,39 @@ class FrankaRobot:
                 self._note_end_of_control(self._robot)
                 self._is_holding = True
             except self._refusals as error:
-                self._latch(str(error))
+                if not self._is_stopped:
+                    self._latch(str(error))
 
     def stop(self) -> None:
-        """End all motion; the controller then holds the joints. Commands are refused until `recover`."""
-        self._stop_asked.set()
-        with self._lock:
-            if self._robot is None:
+        """End all motion; the controller then holds the joints. Commands are refused until `recover`.
+
+        Whoever keeps the driver busy is not waited for: then the controller itself ends the motion.
+        """
+        self._last_stop = object()
+        gripper = self._gripper
+        if gripper is not None:
+            gripper.stop()
+        with self._locked() as is_mine:
+            robot = self._robot
+            if robot is None:
                 return
-            if self._gripper is not None:
-                self._gripper.stop()
             try:
-                self._end_tracker(self._robot)
+                if is_mine:
+                    self._end_tracker(robot)
+                else:
+                    with_deadline(robot.stop, 1.0, f"the controller at {self._config.host}")
             except self._refusals as error:
                 self._latch(str(error))
+
+    @contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """The lock, or none of it after a while: whether it is held."""
+        is_mine = self._lock.acquire(timeout=_PATIENCE_S)
+        try:
+            yield is_mine
+        finally:
+            if is_mine:
+                self._lock.release()
 
     def home(self, joint_positions_rad: Sequence[float] | Float64[np.ndarray, 7], timeout_s: float = 60.0) -> None:
         """Drive the joints slowly to a posture. Nothing looks for obstacles: the way must be free.
@@ -257,11 +252,9 @@ class FrankaRobot:
     def _wait_for_home(self, robot: Any, deadline_s: float) -> None:
         try:
             while not robot.join_motion(timeout=0.05):
-                if self._stop_asked.is_set() or time.monotonic() > deadline_s:
+                if self._is_stopped or time.monotonic() > deadline_s:
                     with_deadline(robot.stop, 1.0, f"the controller at {self._config.host}")
-                    raise RobotError(
-                        "home was stopped on its way" if self._stop_asked.is_set() else "home took too long"
-                    )
+                    raise RobotError("home was stopped on its way" if self._is_stopped else "home took too long")
             self._wait_for_rest(robot)
         except self._errors as error:
             raise self._latch(str(error)) from error
@@ -272,8 +265,9 @@ class FrankaRobot:
         """Clear a `stop`, and a fault of the controller as often as the settings allow; then look before you move.
 
         Raises:
-            RobotError: It persists, or was cleared too often.
+            RobotError: It persists, was cleared too often, or a `stop` came meanwhile.
         """
+        seen = self._last_stop
         robot, _ = self._connected()
         with self._lock:
             try:
@@ -282,7 +276,8 @@ class FrankaRobot:
                     self._clear_fault(robot)
             except self._errors as error:
                 raise self._latch(str(error)) from error
-            self._stop_asked.clear()
+            self._cleared_stop = seen
+        self._require_no_stop()
 
     def _clear_fault(self, robot: Any) -> None:
         config, words = self._config, self._fault or "; ".join(self._faults(robot.state))
@@ -309,14 +304,17 @@ class FrankaRobot:
 
     def _note_end_of_control(self, robot: Any) -> None:
         """A tracker that ends by itself has been ended by a fault: keep the controller's words."""
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            return  # whoever has it looks by himself, and states must not wait for him
+        try:
             if self._tracker is None or robot.is_in_control:
                 return
-            try:
-                robot.join_motion(timeout=0.0)
-                self._latch("the controller has ended the motion without a reason")
-            except self._errors as error:
-                self._latch(str(error))
+            robot.join_motion(timeout=0.0)
+            self._latch("the controller has ended the motion without a reason")
+        except self._errors as error:
+            self._latch(str(error))
+        finally:
+            self._lock.release()
 
     def _require_no_fault(self, robot: Any) -> None:
         faults = self._faults(robot.state)
@@ -324,13 +322,22 @@ class FrankaRobot:
             raise RobotError(
                 f"{self._config.host} refuses to move: {'; '.join(faults)}; recover() clears it once the cause is gone"
             )
-        if self._stop_asked.is_set():
+        self._require_no_stop()
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self._last_stop is not self._cleared_stop
+
+    def _require_no_stop(self) -> None:
+        if self._is_stopped:
             raise RobotError(f"{self._config.host} was stopped; recover() allows commands again")
 
     # --- Pieces ------------------------------------------------------------------------------------------------------
 
-    def _start_tracker(self, robot: Any) -> None:
+    def _start_tracker(self, robot: Any) -> Any:
+        """A stop that came while it was under way found nothing to end, so it is ended here."""
         self._wait_for_rest(robot)
+        self._require_no_stop()
         config = self._config
         self._tracker = self._franky.CartesianImpedanceTracker(
             robot,
@@ -338,6 +345,10 @@ class FrankaRobot:
             rotational_stiffness=config.rotational_stiffness_nm_rad,
             damping=None if config.damping is None else np.array(config.damping),
         )
+        if self._is_stopped:
+            self._end_tracker(robot)
+            self._require_no_stop()
+        return self._tracker
 
     def _end_tracker(self, robot: Any) -> None:
         """Brake with damping only, wait for rest; the controller then holds by itself."""
@@ -354,7 +365,7 @@ class FrankaRobot:
         state = robot.state
         speed = float(np.abs(state.dq).max())
         while speed > self._config.rest_speed_rad_s:
-            if time.monotonic() > deadline_s or self._stop_asked.is_set():
+            if time.monotonic() > deadline_s or self._is_stopped:
                 raise RobotError(f"the arm still moves at {speed:.3f} rad/s; commands of another kind would jump")
             before, begun_s = np.array(state.q), float(state.time.to_sec())
             time.sleep(0.05)
@@ -366,26 +377,3 @@ class FrankaRobot:
         if self._robot is None or self._gripper is None:
             raise RobotError("not connected; call connect() first")
         return self._robot, self._gripper
-
-
-def _import_franky() -> Any:
-    try:
-        return importlib.import_module("franky")
-    except ImportError as error:
-        raise ImportError(f"the Franka driver needs franky-control ({error}): pip install 'vla-rl[franka]'") from error
-
-
-def _errors_of(franky: Any) -> tuple[type[Exception], ...]:
-    """All that libfranka and franky raise."""
-    libfranka = (
-        "Command",
-        "Control",
-        "Network",
-        "Protocol",
-        "InvalidOperation",
-        "IncompatibleVersion",
-        "Model",
-        "Realtime",
-    )
-    names = (*libfranka, "Realtime", "InvalidMotionType", "Gripper")
-    return (franky.Exception, *(getattr(franky, f"{name}Exception") for name in names))

@@ -123,8 +123,8 @@ def franka_limits(arm: Arm, dynamics_factor: float, force_n: float, torque_nm: f
     Args:
         arm: Model.
         dynamics_factor: Fraction of the maker's speeds, accelerations and jerks that is allowed, in (0, 1].
-        force_n: Collision threshold.
-        torque_nm: Collision threshold.
+        force_n: External force at which the safety chain holds.
+        torque_nm: Likewise, torque.
 
     Raises:
         ValueError: Unknown arm, or a factor outside of (0, 1].

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from robots.robot import RobotError
 from vla_rl.config import ConfigModel
@@ -26,10 +26,16 @@ class GripperConfig(ConfigModel):
     """Of a grasp; the hand bears 70 N continuously."""
     hysteresis: float = Field(default=0.2, ge=0, lt=1, allow_inf_nan=False)
     """Commands between minus and plus this change nothing; closing begins above, opening below."""
-    min_hold_s: float = Field(default=0.3, ge=0, allow_inf_nan=False)
+    min_hold_s: float = Field(default=0.3, ge=0, le=60.0, allow_inf_nan=False)
     """Shortest time between two changes: a policy that wavers must not hammer."""
-    poll_s: float = Field(default=0.03, gt=0, allow_inf_nan=False)
+    poll_s: float = Field(default=0.03, gt=0, le=1.0, allow_inf_nan=False)
     """Time between two readings of the width."""
+
+    @model_validator(mode="after")
+    def _opens(self) -> Self:
+        if not self.min_width_m < self.max_width_m:
+            raise ValueError(f"min_width_m {self.min_width_m} must be below max_width_m {self.max_width_m}")
+        return self
 
 
 Goal = Literal["open", "closed"]
@@ -68,8 +74,7 @@ class FrankaGripper:
         Raises:
             RobotError: The hand no longer answers.
         """
-        if self._lost is not None:
-            raise RobotError(f"the gripper is lost ({self._lost}); stop, look at the hand, and connect again")
+        self._require_hand()
         return self._width_m
 
     @property
@@ -85,7 +90,11 @@ class FrankaGripper:
 
         Returns:
             What the hand will do: -1 or +1; 0 if nothing was decided yet.
+
+        Raises:
+            RobotError: The hand no longer answers.
         """
+        self._require_hand()
         with self._wake:
             wish: Goal | None = None
             if abs(command) > self._config.hysteresis:
@@ -110,6 +119,10 @@ class FrankaGripper:
             self._is_closing_down = True
         self.stop()
 
+    def _require_hand(self) -> None:
+        if self._lost is not None:
+            raise RobotError(f"the gripper is lost ({self._lost}); stop, look at the hand, and connect again")
+
     # --- The thread --------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
@@ -127,10 +140,10 @@ class FrankaGripper:
                     self._begin(goal)
                 self._collect()
                 self._width_m = float(self._hand.width)
-            except self._franky.NetworkException as error:
-                self._lost = str(error)
             except (self._franky.CommandException, self._franky.GripperException) as error:
                 self._failures.append(str(error))
+            except Exception as error:  # the connection, or anything else: nobody moves the hand any more
+                self._lost = str(error) or repr(error)
 
     def _has_work(self) -> bool:
         return self._is_stop_asked or self._is_closing_down or self._goal not in (None, self._done)

@@ -77,6 +77,15 @@ def test_before_connecting() -> None:
         {"max_recoveries": -1},
         {"gripper": {"max_width_m": 0.2}},
         {"gripper": {"hysteresis": 1.0}},
+        {"gripper": {"min_width_m": 0.05, "max_width_m": 0.04}},
+        {"base_in_world_m": (0.0, float("nan"), 0.0)},
+        {"damping": (1.0, 1.0, float("nan"), 1.0, 1.0, 1.0)},
+        {"damping": (1.0, 1.0, 0.0, 1.0, 1.0, 1.0)},
+        {"damping": (float("inf"),) * 6},
+        {"max_recoveries": 1000},
+        {"stale_after_s": float("inf")},
+        {"recover_timeout_s": float("inf")},
+        {"rest_speed_rad_s": 5.0},
         {"stifness": 3.0},
     ],
 )
@@ -293,12 +302,25 @@ def test_a_lost_hand_is_reported() -> None:
         def width(self, value: float) -> None: ...
 
     gripper = make_gripper(Unplugged())
-
-    def is_lost() -> bool:
-        try:
-            return gripper.width_m < 0
-        except RobotError as error:
-            return "UDP receive" in str(error)
-
-    wait_for(is_lost)
+    wait_for(lambda: is_lost(gripper, "UDP receive"))
     gripper.close()
+
+
+def test_a_hand_whose_thread_ends_by_surprise_is_lost_and_not_forgotten() -> None:
+    class Strange(FakeHand):
+        def grasp_async(self, *_: float) -> FakeMotion:
+            raise TypeError("an argument that this version does not know")
+
+    gripper = make_gripper(Strange())
+    gripper.command(1.0)
+    wait_for(lambda: is_lost(gripper, "does not know"))
+    with pytest.raises(RobotError, match="the gripper is lost"):
+        gripper.command(-1.0)
+    gripper.close()
+
+
+def is_lost(gripper: FrankaGripper, why: str) -> bool:
+    try:
+        return gripper.width_m < 0
+    except RobotError as error:
+        return why in str(error)
