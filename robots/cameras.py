@@ -66,7 +66,7 @@ class OpenCVCameraConfig(ConfigModel):
     """Asked of the device, in pixels; None: its own."""
     rate_hz: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Asked of the device; None: its own."""
-    open_timeout_s: float = Field(default=5.0, gt=0)
+    open_timeout_s: float = Field(default=5.0, gt=0, le=60.0, allow_inf_nan=False)
     """Until the first frame."""
     max_reopens: int = Field(default=3, ge=0)
     """How often a device that delivers nothing is opened anew before it counts as gone."""
@@ -178,7 +178,11 @@ class FileCamera:
 
 
 class OpenCVCamera:
-    """Reads a device on its own thread and keeps the newest frame only: a slow loop must not see the past."""
+    """Reads a device on its own thread and keeps the newest frame only: a slow loop must not see the past.
+
+    A picture that is the last one to the bit is no news: sensors have noise, so it comes from a driver or a stream that
+    hangs. The frame then grows old, which holds the robot, as if nothing had been delivered.
+    """
 
     def __init__(self, config: OpenCVCameraConfig) -> None:
         """Open the device and wait for its first frame.
@@ -261,8 +265,10 @@ class OpenCVCamera:
         return capture
 
     def _publish(self, picture: Image) -> None:
-        index = 0 if self._frame is None else self._frame.index + 1
         image = np.ascontiguousarray(picture[:, :, ::-1])  # OpenCV's channels are blue, green, red; nobody else's are
+        if self._frame is not None and np.array_equal(image, self._frame.image):
+            return
+        index = 0 if self._frame is None else self._frame.index + 1
         with self._has_news:
             self._frame = CameraFrame(image=image, captured_s=time.monotonic(), index=index)
             self._has_news.notify_all()

@@ -1,9 +1,10 @@
-"""What drivers share: names of states, commands as floats, and calls that must not wait for ever."""
+"""What drivers share: names of states, commands as floats, stops, and calls that must not wait for ever."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,46 @@ STATE_NAMES = (
     "finger_2",
 )
 """As the simulated Pandas name them; the fingers are mirrored, +width/2 and -width/2."""
+
+
+PATIENCE_S = 0.3
+"""How long `hold` and `stop` wait for a call of another thread; shorter than the watchdog's time from hold to stop."""
+
+
+class Stops:
+    """Remembers that a driver was stopped, from any thread or signal, until the very stop that was seen is cleared.
+
+    Each stop is a new object, so one that comes while an older one is being cleared is not lost. Plain values: a
+    handler that interrupts the setting of a `threading.Event` would wait for itself.
+    """
+
+    def __init__(self) -> None:
+        self.newest: object | None = None
+        self._cleared: object | None = None
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether there was a stop that nobody has cleared."""
+        return self.newest is not self._cleared
+
+    def add(self) -> None:
+        """A stop."""
+        self.newest = object()
+
+    def clear(self, seen: object | None) -> None:
+        """Forget the stops up to the one that was the `newest` when somebody looked."""
+        self._cleared = seen
+
+
+@contextmanager
+def patiently(lock: threading.RLock) -> Iterator[bool]:
+    """The lock, or after a while none of it: yields whether it is held."""
+    is_mine = lock.acquire(timeout=PATIENCE_S)
+    try:
+        yield is_mine
+    finally:
+        if is_mine:
+            lock.release()
 
 
 def command_pose(command: Command) -> Float64[np.ndarray, "4 4"]:

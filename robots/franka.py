@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 
-from robots.driving import STATE_NAMES, command_pose, with_deadline
+from robots.driving import STATE_NAMES, Stops, command_pose, patiently, with_deadline
 from robots.franka_arm import end_effector_from_tool, franka_limits
 from robots.franka_config import FrankaConfig
 from robots.franka_gripper import FrankaGripper
@@ -25,8 +24,6 @@ from robots.robot import Command, RobotDescription, RobotError, RobotState
 
 _BEFORE_REFLEX = 0.7
 """Share of the controller's reflex thresholds at which the safety chain holds: at the same number it came too late."""
-_PATIENCE_S = 0.3
-"""How long hold and stop wait for a call of another thread; shorter than the watchdog's time from hold to stop."""
 
 
 class FrankaRobot:
@@ -45,10 +42,7 @@ class FrankaRobot:
         self._gripper: FrankaGripper | None = None
         self._tracker: Any = None
         self._lock = threading.RLock()  # re-entrant, because a signal may stop what holds it
-        # Each stop is a new object, and `recover` clears the one that it saw: none that comes meanwhile is lost. Plain
-        # values: a handler that interrupts the setting of a threading.Event would wait for itself.
-        self._last_stop: object | None = None
-        self._cleared_stop: object | None = None
+        self._stops = Stops()
         self._fault: str | None = None
         self._is_holding = False
         self._num_recoveries = 0
@@ -92,12 +86,12 @@ class FrankaRobot:
         self._robot, self._gripper = robot, FrankaGripper(hand, self._franky, self._config.gripper, width_m)
         self._fault, self._tracker, self._is_holding, self._num_recoveries = None, None, False, 0
         self._clock_s, self._clock_seen_s = -1.0, time.monotonic()
-        self._cleared_stop = self._last_stop
+        self._stops.clear(self._stops.newest)
 
     def close(self) -> None:
         """Stop and disconnect; safe at any time."""
         self.stop()
-        with self._locked():  # whether or not somebody still holds it: nothing more is asked of the controller
+        with patiently(self._lock):  # whether or not somebody still holds it: nothing more is asked of the controller
             gripper, self._robot, self._gripper, self._tracker = self._gripper, None, None, None
         if gripper is not None:
             gripper.close()
@@ -158,7 +152,7 @@ class FrankaRobot:
                 self._require_no_stop()
                 tracker.set_target(self._franky.Affine(end_effector))
                 self._note_end_of_control(robot)
-                if self._is_stopped:  # it came while the target was on its way
+                if self._stops.is_pending:  # it came while the target was on its way
                     self._end_tracker(robot)
             except self._errors as error:
                 self._latch(str(error))
@@ -172,10 +166,10 @@ class FrankaRobot:
         Raises:
             RobotError: Another call has kept the driver for too long.
         """
-        with self._locked() as is_mine:
+        with patiently(self._lock) as is_mine:
             if not is_mine:
                 raise RobotError(f"{self._config.host}: the driver is busy; the arm could not be held")
-            if self._robot is None or self._fault is not None or self._is_stopped:
+            if self._robot is None or self._fault is not None or self._stops.is_pending:
                 return
             try:
                 if self._tracker is None:
@@ -185,7 +179,7 @@ class FrankaRobot:
                 self._note_end_of_control(self._robot)
                 self._is_holding = True
             except self._refusals as error:
-                if not self._is_stopped:
+                if not self._stops.is_pending:
                     self._latch(str(error))
 
     def stop(self) -> None:
@@ -193,11 +187,11 @@ class FrankaRobot:
 
         Whoever keeps the driver busy is not waited for: then the controller itself ends the motion.
         """
-        self._last_stop = object()
+        self._stops.add()
         gripper = self._gripper
         if gripper is not None:
             gripper.stop()
-        with self._locked() as is_mine:
+        with patiently(self._lock) as is_mine:
             robot = self._robot
             if robot is None:
                 return
@@ -208,16 +202,6 @@ class FrankaRobot:
                     with_deadline(robot.stop, 1.0, f"the controller at {self._config.host}")
             except self._refusals as error:
                 self._latch(str(error))
-
-    @contextmanager
-    def _locked(self) -> Iterator[bool]:
-        """The lock, or none of it after a while: whether it is held."""
-        is_mine = self._lock.acquire(timeout=_PATIENCE_S)
-        try:
-            yield is_mine
-        finally:
-            if is_mine:
-                self._lock.release()
 
     def home(self, joint_positions_rad: Sequence[float] | Float64[np.ndarray, 7], timeout_s: float = 60.0) -> None:
         """Drive the joints slowly to a posture. Nothing looks for obstacles: the way must be free.
@@ -252,9 +236,9 @@ class FrankaRobot:
     def _wait_for_home(self, robot: Any, deadline_s: float) -> None:
         try:
             while not robot.join_motion(timeout=0.05):
-                if self._is_stopped or time.monotonic() > deadline_s:
+                if self._stops.is_pending or time.monotonic() > deadline_s:
                     with_deadline(robot.stop, 1.0, f"the controller at {self._config.host}")
-                    raise RobotError("home was stopped on its way" if self._is_stopped else "home took too long")
+                    raise RobotError("home was stopped on its way" if self._stops.is_pending else "home took too long")
             self._wait_for_rest(robot)
         except self._errors as error:
             raise self._latch(str(error)) from error
@@ -267,7 +251,7 @@ class FrankaRobot:
         Raises:
             RobotError: It persists, was cleared too often, or a `stop` came meanwhile.
         """
-        seen = self._last_stop
+        seen = self._stops.newest
         robot, _ = self._connected()
         with self._lock:
             try:
@@ -276,7 +260,7 @@ class FrankaRobot:
                     self._clear_fault(robot)
             except self._errors as error:
                 raise self._latch(str(error)) from error
-            self._cleared_stop = seen
+            self._stops.clear(seen)
         self._require_no_stop()
 
     def _clear_fault(self, robot: Any) -> None:
@@ -324,12 +308,8 @@ class FrankaRobot:
             )
         self._require_no_stop()
 
-    @property
-    def _is_stopped(self) -> bool:
-        return self._last_stop is not self._cleared_stop
-
     def _require_no_stop(self) -> None:
-        if self._is_stopped:
+        if self._stops.is_pending:
             raise RobotError(f"{self._config.host} was stopped; recover() allows commands again")
 
     # --- Pieces ------------------------------------------------------------------------------------------------------
@@ -345,7 +325,7 @@ class FrankaRobot:
             rotational_stiffness=config.rotational_stiffness_nm_rad,
             damping=None if config.damping is None else np.array(config.damping),
         )
-        if self._is_stopped:
+        if self._stops.is_pending:
             self._end_tracker(robot)
             self._require_no_stop()
         return self._tracker
@@ -365,7 +345,7 @@ class FrankaRobot:
         state = robot.state
         speed = float(np.abs(state.dq).max())
         while speed > self._config.rest_speed_rad_s:
-            if time.monotonic() > deadline_s or self._is_stopped:
+            if time.monotonic() > deadline_s or self._stops.is_pending:
                 raise RobotError(f"the arm still moves at {speed:.3f} rad/s; commands of another kind would jump")
             before, begun_s = np.array(state.q), float(state.time.to_sec())
             time.sleep(0.05)

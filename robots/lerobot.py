@@ -14,13 +14,13 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float64
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from robots.driving import STATE_NAMES, command_pose, with_deadline
+from robots.driving import STATE_NAMES, Stops, command_pose, patiently, with_deadline
 from robots.robot import Command, Mode, RobotDescription, RobotError, RobotLimits, RobotState
 from robots.rotations import rotation_vector_from_matrix
 from vla_rl.config import ConfigModel
@@ -39,6 +39,9 @@ class Kinematics(Protocol):
         """Joints near the present ones that put the tool there."""
 
 
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
 class LeRobotConfig(ConfigModel):
     """What LeRobot's features do not say of a robot."""
 
@@ -48,15 +51,15 @@ class LeRobotConfig(ConfigModel):
     """Motors in the order of the kinematics, without the gripper, e.g. shoulder_pan, shoulder_lift, ..."""
     gripper: str = "gripper"
     """Motor of the gripper."""
-    gripper_open: float = 100.0
+    gripper_open: Finite = 100.0
     """Its position when open."""
-    gripper_closed: float = 0.0
+    gripper_closed: Finite = 0.0
     """Its position when closed."""
     gripper_width_m: float = Field(gt=0, allow_inf_nan=False)
     """Distance of the fingers when open."""
-    joint_lower_rad: tuple[float, ...]
+    joint_lower_rad: tuple[Finite, ...]
     """One per joint."""
-    joint_upper_rad: tuple[float, ...]
+    joint_upper_rad: tuple[Finite, ...]
     """One per joint."""
     joint_speed_rad_s: float = Field(gt=0, allow_inf_nan=False)
     """Of any joint."""
@@ -66,10 +69,20 @@ class LeRobotConfig(ConfigModel):
     """Of the tool, likewise."""
     reach_m: float = Field(gt=0, allow_inf_nan=False)
     """From the base's origin."""
-    base_in_world_m: tuple[float, float, float]
+    base_in_world_m: tuple[Finite, Finite, Finite]
     """Where the base stands in the training world."""
     max_rate_hz: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     """Serial buses take a few milliseconds per exchange."""
+
+    @model_validator(mode="after")
+    def _ranges_are_ranges(self) -> Self:
+        if not len(self.joints) == len(self.joint_lower_rad) == len(self.joint_upper_rad):
+            raise ValueError(f"{len(self.joints)} joints need as many lower and upper limits")
+        if not all(low < high for low, high in zip(self.joint_lower_rad, self.joint_upper_rad, strict=True)):
+            raise ValueError(f"joint limits from {self.joint_lower_rad} to {self.joint_upper_rad} leave no room")
+        if self.gripper_open == self.gripper_closed:
+            raise ValueError(f"gripper_open and gripper_closed are both {self.gripper_open}")
+        return self
 
 
 def make_lerobot(kind: str, options: Mapping[str, Any]) -> Any:
@@ -129,14 +142,12 @@ class LeRobotArm:
                     f"the {side} of LeRobot's {robot.name} lack {', '.join(sorted(wanted - set(features)))}; it has "
                     f"{', '.join(sorted(features))}"
                 )
-        if not len(config.joints) == len(config.joint_lower_rad) == len(config.joint_upper_rad):
-            raise ValueError(f"{len(config.joints)} joints need as many lower and upper limits")
         self._robot = robot
         self._kinematics = kinematics
         self._config = config
         # The loop, the watchdog and whoever stops share one bus. Re-entrant, because a signal may stop what holds it.
         self._lock = threading.RLock()
-        self._is_stopped = False
+        self._stops = Stops()
         self._mode: Mode = "idle"
         self._gripper_goal = config.gripper_open
 
@@ -236,19 +247,32 @@ class LeRobotArm:
         share = (gripper + 1.0) / 2.0
         self._gripper_goal = config.gripper_open + share * (config.gripper_closed - config.gripper_open)
         action = {f"{name}.pos": float(value) for name, value in zip(config.joints, goal, strict=True)}
-        if self._is_stopped:
-            raise RobotError("the robot was stopped; recover() allows commands again")
+        self._require_no_stop()
         self._mode = "moving"
         sent = self._send({**action, f"{config.gripper}.pos": self._gripper_goal})
-        if self._is_stopped:  # by a signal, while the goals were on their way: they came after its hold
-            self._mode = "moving"
-            self.stop()
-            raise RobotError("the robot was stopped; recover() allows commands again")
+        if self._stops.is_pending:  # by a signal, while the goals were on their way: they came after its hold
+            self._mode = "fault"
+        self._require_no_stop()
         return sent
 
+    def _require_no_stop(self) -> None:
+        """A stop that could not hold, or whose hold was overtaken, is made good here."""
+        if not self._stops.is_pending:
+            return
+        if self._mode == "fault":
+            self._mode = "moving"
+            self.stop()
+        raise RobotError("the robot was stopped; recover() allows commands again")
+
     def hold(self) -> None:
-        """Make the measured joints the goal, once; repeating it would let the arm sink. The gripper keeps its goal."""
-        with self._lock:
+        """Make the measured joints the goal, once; repeating it would let the arm sink. The gripper keeps its goal.
+
+        Raises:
+            RobotError: The bus failed, or another call has kept it for too long.
+        """
+        with patiently(self._lock) as is_mine:
+            if not is_mine:
+                raise RobotError(f"the bus of LeRobot's {self._robot.name} is busy; the arm could not be held")
             if self._mode == "moving":
                 values = self._read()
                 joints = {f"{name}.pos": values[f"{name}.pos"] for name in self._config.joints}
@@ -256,23 +280,28 @@ class LeRobotArm:
                 self._mode = "held"
 
     def stop(self) -> None:
-        """Refuse commands until `recover`, and hold; a bus that fails leaves the motors at their last goal."""
-        self._is_stopped = True
-        with self._lock:
-            try:
-                self.hold()
-            except RobotError:
-                self._mode = "fault"
+        """Refuse commands until `recover`, and hold; a bus that fails leaves the motors at their last goal.
+
+        A command that keeps the bus busy holds in its place when it ends.
+        """
+        self._stops.add()
+        try:
+            self.hold()
+        except RobotError:
+            self._mode = "fault"
 
     def recover(self) -> None:
         """Allow commands again if the bus answers.
 
         Raises:
-            RobotError: It does not.
+            RobotError: It does not, or a `stop` came meanwhile.
         """
+        seen = self._stops.newest
         with self._lock:
             self._read()
-            self._is_stopped, self._mode = False, "held"
+            self._mode = "held"
+            self._stops.clear(seen)
+        self._require_no_stop()
 
     def close(self) -> None:
         """Stop, and let go of the bus."""
@@ -281,7 +310,7 @@ class LeRobotArm:
 
     def _disconnect(self) -> None:
         """Let go of the bus. LeRobot keeps its port where motors do not answer any more; it is closed here then."""
-        with self._lock:
+        with patiently(self._lock):
             bus = getattr(self._robot, "bus", None)
             try:
                 if self._robot.is_connected:

@@ -158,16 +158,20 @@ class Robot(Protocol):
         """
 
     def hold(self) -> None:
-        """Stay where it is, with torque on; commands may follow."""
-
-    def stop(self) -> None:
-        """End all motion, with torque on."""
-
-    def recover(self) -> None:
-        """Clear the controller's fault.
+        """Stay where it is, with torque on; commands may follow. Waits for nobody for long.
 
         Raises:
-            RobotError: It persists.
+            RobotError: It could not be told in time, or the connection is lost; `stop` comes next.
+        """
+
+    def stop(self) -> None:
+        """End all motion, with torque on, whatever another thread is at; commands are refused until `recover`."""
+
+    def recover(self) -> None:
+        """Clear the controller's fault, and a `stop` from before the call.
+
+        Raises:
+            RobotError: It persists, or a `stop` came meanwhile.
         """
 
     def close(self) -> None:

@@ -122,6 +122,47 @@ def test_opencv_delivers_rgb_and_reopens_a_device_that_ends(tmp_path: Path) -> N
     camera.close()
 
 
+class Device:
+    """Stands for OpenCV: delivers what it is told, a hundred times a second."""
+
+    CAP_PROP_FRAME_WIDTH = CAP_PROP_FRAME_HEIGHT = CAP_PROP_FPS = CAP_PROP_BUFFERSIZE = 0
+
+    def __init__(self) -> None:
+        self.picture = np.zeros((8, 8, 3), np.uint8)
+        self.num_reads, self.is_live = 0, True
+
+    def VideoCapture(self, device: int) -> Device:  # noqa: N802 - OpenCV's name
+        return self
+
+    def set(self, key: int, value: float) -> None: ...
+
+    def release(self) -> None: ...
+
+    def read(self) -> tuple[bool, np.ndarray]:
+        time.sleep(0.01)
+        self.num_reads += 1
+        if self.is_live:
+            self.picture = self.picture + np.uint8(1)  # one more step of grey: a sensor's noise
+        return True, self.picture.copy()
+
+
+def test_a_device_that_delivers_the_same_picture_again_and_again_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    monkeypatch.setattr("robots.cameras._import_cv2", lambda: device)
+    camera = OpenCVCamera(OpenCVCameraConfig(name="front", device=0))
+    wait_for(lambda: camera.read().index > 3)
+    device.is_live = False
+    num_reads = device.num_reads
+    wait_for(lambda: device.num_reads > num_reads + 3)
+    last = camera.read()
+    wait_for(lambda: device.num_reads > num_reads + 10)
+    assert camera.read() is last  # it grows old, as if nothing had come
+    assert time.monotonic() - last.captured_s > 0.05
+    device.is_live = True
+    wait_for(lambda: camera.read().index > last.index)
+    camera.close()
+
+
 def test_a_device_that_is_not_there(tmp_path: Path) -> None:
     missing = str(tmp_path / "nothing.mp4")
     with pytest.raises(RobotError, match=r"front.*nothing\.mp4"):

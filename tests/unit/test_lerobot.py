@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -164,9 +166,78 @@ def test_a_broken_bus(arm: LeRobotArm) -> None:
 
 def test_motors_are_matched_by_name() -> None:
     with pytest.raises(ValueError, match=r"lack wrist\.pos; it has elbow\.pos"):
-        LeRobotArm(FakeLeRobot(), TwoLinks(), config(joints=("shoulder", "elbow", "wrist")))
-    with pytest.raises(ValueError, match="2 joints"):
-        LeRobotArm(FakeLeRobot(), TwoLinks(), config(joint_lower_rad=(0.0,)))
+        LeRobotArm(FakeLeRobot(), TwoLinks(), config(joints=("shoulder", "wrist")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"joint_lower_rad": (0.0,)}, "2 joints"),
+        ({"joint_lower_rad": (-3.0, 3.5)}, "leave no room"),
+        ({"joint_upper_rad": (3.0, float("nan"))}, "joint_upper_rad"),
+        ({"base_in_world_m": (0.0, float("inf"), 0.0)}, "base_in_world_m"),
+        ({"gripper_open": 5.0, "gripper_closed": 5.0}, "are both 5"),
+        ({"gripper_open": float("nan")}, "gripper_open"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        config(**changes)
+
+
+def test_a_bus_that_is_kept_busy_keeps_neither_hold_nor_stop_waiting(arm: LeRobotArm) -> None:
+    pose = Command(position_m=np.array([0.95, 1.0, 0.0]), rotation=np.eye(3), gripper=0.0)
+    arm.command(pose)
+    is_inside, release, read = threading.Event(), threading.Event(), arm._robot.get_observation
+
+    def blocked() -> dict[str, Any]:
+        is_inside.set()
+        release.wait(20.0)
+        values: dict[str, Any] = read()
+        return values
+
+    arm._robot.get_observation = blocked
+    refused: list[str] = []
+
+    def command() -> None:
+        try:
+            arm.command(pose)
+        except RobotError as error:
+            refused.append(str(error))
+
+    thread = threading.Thread(target=command, daemon=True)
+    thread.start()
+    assert is_inside.wait(5.0)
+    begun = time.monotonic()
+    with pytest.raises(RobotError, match="busy"):
+        arm.hold()
+    arm.stop()
+    assert time.monotonic() - begun < 3.0
+    release.set()
+    thread.join(5.0)
+    assert "was stopped" in refused[0]
+    assert arm._robot.num_sent == 2  # the hold, and not what was on its way
+    assert arm.observe().mode == "held"
+
+
+def test_a_stop_during_a_recovery_is_not_cleared_by_it(arm: LeRobotArm) -> None:
+    pose = Command(position_m=np.array([0.95, 1.0, 0.0]), rotation=np.eye(3), gripper=0.0)
+    arm.command(pose)
+    arm.stop()
+    read = arm._robot.get_observation
+
+    def interrupted() -> dict[str, Any]:
+        arm._robot.get_observation = read
+        arm.stop()
+        values: dict[str, Any] = read()
+        return values
+
+    arm._robot.get_observation = interrupted
+    for call in (arm.recover, lambda: arm.command(pose)):
+        with pytest.raises(RobotError, match="was stopped"):
+            call()
+    arm.recover()
+    arm.command(pose)
 
 
 def test_an_uncalibrated_robot_is_refused() -> None:
