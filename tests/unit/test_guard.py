@@ -200,3 +200,5 @@ def test_slow_mode_below_the_robots_slowest_rate_is_refused() -> None:
 def test_deadlines_that_would_never_act_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=name):
         make(FakeRobot(), policy(forward()), **{name: value})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="max_recoveries"):
+        make(FakeRobot(), policy(forward()), max_recoveries=1000)

@@ -1,6 +1,7 @@
 """Settings, registered under LeRobot's `--robot.type`."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from lerobot.cameras import CameraConfig
 from lerobot.robots.config import RobotConfig
@@ -17,10 +18,14 @@ class VlaRlFrankaConfig(RobotConfig):
     """Corner of the box that targets are clipped to; there is no default."""
     workspace_high_m: list[float]
     """The opposite corner."""
+    rate_hz: float = 30.0
+    """Actions per second of LeRobot's loop (`--dataset.fps`, `--fps`): limits per action follow from it."""
     leash_m: float = 0.04
     """Largest distance of a target from where the tool is; further ones are pulled back, and so reported."""
     leash_rad: float = 0.2
     """Largest rotation of a target from how the tool is turned."""
+    safety: dict[str, Any] = field(default_factory=dict)
+    """Further limits by the names of `robots.safety_config.SafetyConfig`, e.g. linear_speed_m_s, keep_out."""
     realtime: str = "enforce"
     """"ignore" for simulators."""
     connect_timeout_s: float = 10.0

@@ -8,18 +8,24 @@ from lerobot.cameras.utils import make_cameras_from_configs
 from lerobot.robots.robot import Robot
 
 from lerobot_robot_vla_rl.config_franka import VlaRlFrankaConfig
+from robots.following import PoseFollower
 from robots.franka import FrankaRobot
 from robots.franka_config import FrankaConfig
-from robots.robot import Command, RobotState
 from robots.rotations import matrix_from_rotation_vector, rotation_vector_from_matrix
+from robots.safety_config import SafetyConfig
 
 _POSE = ("ee.x", "ee.y", "ee.z", "ee.wx", "ee.wy", "ee.wz")
+_LIMITS = ("workspace_low_m", "workspace_high_m", "leash_m", "leash_rad")
 _GRIPPER = "ee.gripper_pos"
 """0 (closed) to 100 (open), as LeRobot counts grippers."""
 
 
 class VlaRlFranka(Robot):
-    """Position (m), rotation vector (rad) and gripper of the tool; joints (degrees) are observed as well."""
+    """Position (m), rotation vector (rad) and gripper of the tool; joints (degrees) are observed as well.
+
+    Every action passes the safety chain's steps. If no action comes any more, a watchdog holds the arm and then stops
+    it; the next action moves on from where the arm stands. A fault of the controller takes a new connection.
+    """
 
     config_class = VlaRlFrankaConfig
     name = "vla_rl_franka"
@@ -27,15 +33,14 @@ class VlaRlFranka(Robot):
     def __init__(self, config: VlaRlFrankaConfig) -> None:
         super().__init__(config)
         self.config = config
-        self._low, self._high = np.array(config.workspace_low_m), np.array(config.workspace_high_m)
-        if self._low.shape != (3,) or self._high.shape != (3,) or not (self._low < self._high).all():
-            raise ValueError(f"no box: workspace_low_m {config.workspace_low_m}, high {config.workspace_high_m}")
         # Positions here are of the base frame, so the training world's origin plays no part.
-        self._robot = FrankaRobot(
+        driver = FrankaRobot(
             FrankaConfig.model_validate(
                 {"host": config.host, "base_in_world_m": (0.0, 0.0, 0.0), "realtime": config.realtime}
             )
         )
+        limits = {name: getattr(config, name) for name in _LIMITS}
+        self._robot = PoseFollower(driver, SafetyConfig.model_validate({**config.safety, **limits}), config.rate_hz)
         self._is_connected = False
         self.cameras = make_cameras_from_configs(config.cameras)
 
@@ -84,12 +89,12 @@ class VlaRlFranka(Robot):
         return {**{name: float(value) for name, value in pose.items()}, **width, **joints, **images}
 
     def send_action(self, action: dict[str, Any]) -> dict[str, Any]:
-        """Move the target; returns the target that the box and the leash have left of it."""
+        """Move towards a pose; returns the target that the limits have left of it for this control period."""
         values = np.array([float(action[name]) for name in (*_POSE, _GRIPPER)])
         if not np.isfinite(values).all():
             raise ValueError(f"the action is not finite: {action}")
-        command = self._within_limits(values, self._robot.observe())
-        sent = self._robot.command(command)
+        gripper = float(np.clip(1.0 - values[6] / 50.0, -1.0, 1.0))
+        sent = self._robot.follow(values[:3], matrix_from_rotation_vector(values[3:6]), gripper)
         pose = [*sent.position_m, *rotation_vector_from_matrix(sent.rotation)]
         return {**dict(zip(_POSE, map(float, pose), strict=True)), _GRIPPER: 50.0 * (1.0 - sent.gripper)}
 
@@ -100,14 +105,3 @@ class VlaRlFranka(Robot):
         for camera in self.cameras.values():
             if camera.is_connected:
                 camera.disconnect()
-
-    def _within_limits(self, values: np.ndarray, state: RobotState) -> Command:
-        way = np.clip(values[:3], self._low, self._high) - state.position_m
-        turn = rotation_vector_from_matrix(matrix_from_rotation_vector(values[3:6]) @ state.rotation.T)
-        way *= min(1.0, self.config.leash_m / max(float(np.linalg.norm(way)), 1e-9))
-        turn *= min(1.0, self.config.leash_rad / max(float(np.linalg.norm(turn)), 1e-9))
-        return Command(
-            position_m=state.position_m + way,
-            rotation=matrix_from_rotation_vector(turn) @ state.rotation,
-            gripper=float(np.clip(1.0 - values[6] / 50.0, -1.0, 1.0)),
-        )
