@@ -8,18 +8,49 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from jaxtyping import Float64
-from pydantic import Field
+from pydantic import Field, ValidationError, model_validator
 
 from robots.robot import RobotDescription
 from vla_rl.config import ConfigModel
-from vla_rl.types import EnvSpec
+from vla_rl.types import EnvSpec, Unit
 
 CONTRACT_FILE = "contract.json"
+LAYOUT = 2
+_EE_DELTA_DIM = 7
+_GRIPPER_RANGE = (-1.0, 1.0)
+"""Of the robots' commands (`robots.robot`); the sign is the contract's."""
+
+
+def saved_execution_horizon(folder: Path) -> int | None:
+    """Executed actions per chunk by the contract in a policy folder, whatever its layout; None if there is none.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    path = folder / CONTRACT_FILE
+    if not path.is_file():
+        return None
+    try:
+        return int(json.loads(path.read_text(encoding="utf-8"))["execution_horizon"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error!r}); use another checkpoint") from error
+
+
+def statistics_digest(statistics: object) -> str:
+    """SHA-256 of JSON-serialisable statistics, whatever the order of their keys."""
+    return hashlib.sha256(json.dumps(statistics, sort_keys=True).encode()).hexdigest()
+
+
+def _require_length(what: str, values: Sequence[object], names: Sequence[str]) -> None:
+    if len(values) != len(names):
+        raise ValueError(f"{what} has {len(values)} entries for {len(names)} names: {', '.join(names)}")
 
 
 class CameraContract(ConfigModel):
@@ -63,22 +94,43 @@ class ActionContract(ConfigModel):
     """99 % quantile."""
     gripper_closes_at: Literal[-1, 1]
     """Sign of the gripper entry that closes."""
+    gripper_range: tuple[float, float]
+    """Smallest and largest gripper entry."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if len(self.names) != _EE_DELTA_DIM:
+            raise ValueError(f"space ee_delta has {_EE_DELTA_DIM} entries, but names has {', '.join(self.names)}")
+        for name in ("units", "scale", "low", "high"):
+            _require_length(name, getattr(self, name), self.names)
+        for name in ("scale", "low", "high", "gripper_range"):
+            if not all(math.isfinite(value) for value in getattr(self, name)):
+                raise ValueError(f"{name} is {getattr(self, name)}; expected finite numbers")
+        if min(self.scale) <= 0:
+            raise ValueError(f"scale is {self.scale}; expected positive numbers")
+        if any(low > high for low, high in zip(self.low, self.high, strict=True)):
+            raise ValueError(f"low {self.low} is above high {self.high}")
+        if self.gripper_range[0] >= self.gripper_range[1]:
+            raise ValueError(f"gripper_range is {self.gripper_range}; expected the smaller number first")
+        return self
 
 
 class DeploymentContract(ConfigModel):
     """Everything that both sides must agree on."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     """Of this file's layout."""
     policy: str
     """Class of the policy."""
     action: ActionContract
     """What comes out."""
     state_names: tuple[str, ...]
-    """Proprioceptive entries that go in, in order; units m and rad."""
+    """Proprioceptive entries that go in, in order."""
+    state_units: tuple[Unit, ...]
+    """Unit of each."""
     cameras: tuple[CameraContract, ...]
     """Pictures that go in, in order."""
-    control_rate_hz: float = Field(gt=0)
+    control_rate_hz: float = Field(gt=0, allow_inf_nan=False)
     """Actions per second. A displacement per control step means another speed at another rate: never rescale."""
     action_horizon: int = Field(ge=1)
     """Predicted actions of a chunk."""
@@ -93,6 +145,18 @@ class DeploymentContract(ConfigModel):
     training_suite: str
     """Suite that it was trained in."""
 
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        _require_length("state_units", self.state_units, self.state_names)
+        for what, names in (("state_names", self.state_names), ("cameras", [camera.name for camera in self.cameras])):
+            if len(set(names)) != len(names):
+                raise ValueError(f"{what} names an entry twice: {', '.join(names)}")
+        if self.execution_horizon > self.action_horizon:
+            raise ValueError(
+                f"execution_horizon {self.execution_horizon} is above action_horizon {self.action_horizon}"
+            )
+        return self
+
     def save(self, folder: Path) -> None:
         """Write `contract.json`."""
         (folder / CONTRACT_FILE).write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -102,7 +166,7 @@ class DeploymentContract(ConfigModel):
         """Read `contract.json`.
 
         Raises:
-            ValueError: There is none, or it is damaged.
+            ValueError: There is none, it is damaged, or an older version wrote it.
         """
         path = folder / CONTRACT_FILE
         if not path.is_file():
@@ -110,7 +174,30 @@ class DeploymentContract(ConfigModel):
                 f"{folder} has no {CONTRACT_FILE}: it was written by an older version, or its simulator does not say "
                 "what actions mean; train or export the policy again, in a suite with an OSC_POSE arm"
             )
-        return cls.model_validate_json(path.read_text(encoding="utf-8"))
+        try:
+            return cls.from_document(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    @classmethod
+    def from_document(cls, document: Any) -> DeploymentContract:
+        """The contract of a JSON document, e.g. of a policy server's metadata.
+
+        Raises:
+            ValueError: It is damaged, or an older version wrote it.
+        """
+        version = document.get("version") if isinstance(document, dict) else None
+        if version != LAYOUT:
+            raise ValueError(
+                f"the deployment contract has layout {version}, expected {LAYOUT}: an older or newer version of vla-rl "
+                "wrote it (layout 1 does not say units of the state and range of the gripper); use the version that "
+                "wrote it, or train or clone the policy again"
+            )
+        try:
+            return cls.model_validate_json(json.dumps(document), strict=True)
+        except ValidationError as error:
+            problems = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+            raise ValueError(f"the deployment contract is damaged: {'; '.join(problems)}") from error
 
 
 def make_contract(
@@ -122,7 +209,7 @@ def make_contract(
     action_horizon: int,
     execution_horizon: int,
     norm_stats_key: str,
-    norm_stats: object,
+    norm_stats_sha256: str,
     centre_crop: bool,
 ) -> DeploymentContract | None:
     """The contract of a policy; None if the simulator does not say what actions mean.
@@ -135,15 +222,14 @@ def make_contract(
         action_horizon: Predicted actions.
         execution_horizon: Executed actions in training.
         norm_stats_key: Dataset of the statistics.
-        norm_stats: JSON-serialisable statistics; their digest is kept.
+        norm_stats_sha256: Their digest (see `statistics_digest`).
         centre_crop: Whether the policy crops its pictures.
     """
     meaning = spec.action_meaning
-    if meaning is None:
+    if meaning is None or not spec.proprio_units:
         return None
     units = ("m", "m", "m", "rad", "rad", "rad", "1")
     height, width = spec.image_size
-    digest = hashlib.sha256(json.dumps(norm_stats, sort_keys=True).encode()).hexdigest()
     return DeploymentContract(
         policy=policy,
         action=ActionContract(
@@ -156,8 +242,10 @@ def make_contract(
             low=tuple(action_low.tolist()),
             high=tuple(action_high.tolist()),
             gripper_closes_at=meaning.gripper_closes_at,
+            gripper_range=meaning.gripper_range,
         ),
         state_names=spec.proprio_names,
+        state_units=spec.proprio_units,
         cameras=tuple(
             CameraContract(
                 name=name, height=height, width=width, orientation=spec.image_orientation, centre_crop=centre_crop
@@ -168,7 +256,7 @@ def make_contract(
         action_horizon=action_horizon,
         execution_horizon=execution_horizon,
         norm_stats_key=norm_stats_key,
-        norm_stats_sha256=digest,
+        norm_stats_sha256=norm_stats_sha256,
         training_robot=meaning.robot,
         training_suite=norm_stats_key,
     )
@@ -181,6 +269,12 @@ def compare(contract: DeploymentContract, robot: RobotDescription, camera_names:
     """
     rows = [
         ("arm", contract.training_robot, robot.arm, contract.training_robot == robot.arm),
+        (
+            "gripper range",
+            _text(contract.action.gripper_range),
+            _text(_GRIPPER_RANGE),
+            contract.action.gripper_range == _GRIPPER_RANGE,
+        ),
         ("action space", contract.action.space, ", ".join(robot.spaces), contract.action.space in robot.spaces),
         (
             "control rate, Hz",
@@ -202,6 +296,50 @@ def compare(contract: DeploymentContract, robot: RobotDescription, camera_names:
         ),
     ]
     return [f"{what}: checkpoint {wanted} | robot {offered}" for what, wanted, offered, fits in rows if not fits]
+
+
+def compare_world(contract: DeploymentContract, spec: EnvSpec) -> list[str]:
+    """What keeps a world from being the robot of a policy, as `compare` shows it."""
+    action, meaning = contract.action, spec.action_meaning
+    rows: list[tuple[str, object, object]] = [
+        ("arm", contract.training_robot, meaning and meaning.robot),
+        ("action entries", action.names, spec.action_names),
+        ("action frame", action.frame, meaning and meaning.frame),
+        ("delta reference", action.delta_reference, meaning and meaning.delta_reference),
+        ("action scale", action.scale, meaning and meaning.scale),
+        ("gripper closes at", action.gripper_closes_at, meaning and meaning.gripper_closes_at),
+        ("gripper range", action.gripper_range, meaning and meaning.gripper_range),
+        ("control rate, Hz", contract.control_rate_hz, spec.control_rate_hz),
+        ("state", contract.state_names, spec.proprio_names),
+        ("state units", contract.state_units, spec.proprio_units),
+        ("cameras", tuple(camera.name for camera in contract.cameras), spec.cameras),
+    ]
+    picture = (*spec.image_size, spec.image_orientation)
+    rows += [(f"camera {one.name}", (one.height, one.width, one.orientation), picture) for one in contract.cameras]
+    return [
+        f"{what}: checkpoint {_text(wanted)} | world {_text(offered)}"
+        for what, wanted, offered in rows
+        if wanted != offered
+    ]
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "not said"
+    return "not said" if value is None else str(value)
+
+
+def require_world(contract: DeploymentContract, spec: EnvSpec) -> None:
+    """Refuse a world that does not fit.
+
+    Raises:
+        ValueError: Shows both sides of everything that differs.
+    """
+    if differences := compare_world(contract, spec):
+        raise ValueError(
+            "the checkpoint was not made for this world:\n  " + "\n  ".join(differences) + "\n"
+            "configure the suite as in training: its cameras, image_size and robot"
+        )
 
 
 def require_match(contract: DeploymentContract, robot: RobotDescription, camera_names: tuple[str, ...]) -> None:

@@ -2,12 +2,15 @@
 
 In lockstep the world waits for each command, so that an episode here is the episode that evaluation would have run. In
 real time the runtime's schedule moves it: each control period is one control step, of the command or, when there is
-none, of standing still.
+none, of standing still. Control loop and watchdog take turns at the world, and none waits for the other for ever.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -39,6 +42,9 @@ class SteppedWorld(Protocol):
 
 # The simulated controller follows any action in [-1, 1]: speeds are those of a full action in every control step.
 _UNLIMITED = np.zeros(0)
+_OPEN = -1.0
+_BUSY_S = 1.0
+"""Longest wait for the other thread: a control step and a picture take milliseconds."""
 
 
 def _limits(contract: DeploymentContract) -> RobotLimits:
@@ -75,7 +81,8 @@ class SimRobot:
         self._contract = contract
         self._is_lockstep = is_lockstep
         self._observation: Observation | None = None
-        self._gripper = -float(contract.action.gripper_closes_at)
+        self._gripper = _OPEN
+        self._lock = threading.RLock()
         self._num_steps = 0
         self._fault: str | None = None
         self.result: StepResult | None = None
@@ -109,16 +116,22 @@ class SimRobot:
 
     def begin(self, start: Start) -> None:
         """Put the world at a start."""
-        self._world.reset(start)
-        self._observation, self.result, self._fault = None, None, None
-        self._gripper = -float(self._contract.action.gripper_closes_at)
+        with self._turn():
+            self._world.reset(start)
+            self._observation, self.result, self._fault = None, None, None
+            self._gripper = _OPEN
 
     def connect(self, timeout_s: float) -> None:
         """Nothing to do."""
 
     def observe(self) -> RobotState:
-        """State of the world now."""
-        proprio = self._world.proprio()
+        """State of the world now.
+
+        Raises:
+            RobotError: The world is busy for longer than it should be.
+        """
+        with self._turn():
+            proprio = self._world.proprio()
         named = dict(zip(self._contract.state_names, proprio.tolist(), strict=True))
         position = np.array([named[f"eef_pos_{axis}"] for axis in "xyz"])
         vector = np.array([named[f"eef_axis_angle_{axis}"] for axis in "xyz"])
@@ -137,22 +150,30 @@ class SimRobot:
         """One control step.
 
         Raises:
-            RobotError: The world has crashed.
+            RobotError: The world has crashed, or is busy.
         """
-        self._gripper = command.gripper
-        action = command.action if command.action is not None else self._action(command)
-        self._advance(action)
+        with self._turn():
+            self._gripper = command.gripper
+            action = command.action if command.action is not None else self._action(command)
+            self._advance(action)
         return replace(command, action=action)
 
     def hold(self) -> None:
-        """One control step without motion; in lockstep time stands still instead."""
-        if not self._is_lockstep and not self.is_done and self._fault is None:
-            standing = np.zeros(len(self._contract.action.names))
-            standing[-1] = self._gripper
-            self._advance(standing)
+        """One control step without motion; in lockstep time stands still instead.
+
+        Raises:
+            RobotError: The world has crashed, or is busy.
+        """
+        if self._is_lockstep:
+            return
+        with self._turn():
+            if not self.is_done and self._fault is None:
+                standing = np.zeros(len(self._contract.action.names))
+                standing[-1] = self._gripper * self._contract.action.gripper_closes_at
+                self._advance(standing)
 
     def stop(self) -> None:
-        """The world stands still by itself."""
+        """The world stands still by itself; nothing is waited for."""
 
     def recover(self) -> None:
         """A crashed world needs a new start.
@@ -168,21 +189,37 @@ class SimRobot:
 
     def picture(self, camera: str) -> CameraFrame:
         """What a camera of the world sees now."""
-        if self._observation is None:  # drawn only when somebody looks
-            self._observation = self._world.observe()
         index = [entry.name for entry in self._contract.cameras].index(camera)
-        return CameraFrame(image=self._observation.images[index], captured_s=time.monotonic(), index=self._num_steps)
+        with self._turn():
+            if self._observation is None:  # drawn only when somebody looks
+                self._observation = self._world.observe()
+            image = self._observation.images[index]
+            return CameraFrame(image=image, captured_s=time.monotonic(), index=self._num_steps)
 
     def _mode(self) -> Mode:
         if self._fault is not None:
             return "fault"
         return "idle" if self.is_done else "moving"
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        if not self._lock.acquire(timeout=_BUSY_S):
+            raise RobotError(f"the world has been busy for {_BUSY_S:g} s; its simulation hangs")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
     def _action(self, command: Command) -> Float64[np.ndarray, " action_dim"]:
         """The action that moves the tool from where it is to the commanded pose."""
-        state, scale = self.observe(), np.array(self._contract.action.scale)
-        turn = rotation_vector_from_matrix(command.rotation @ state.rotation.T)
-        action = np.concatenate([command.position_m - state.position_m, turn, [command.gripper]]) / scale
+        state, meaning = self.observe(), self._contract.action
+        moved = command.position_m - state.position_m
+        if meaning.frame == "tool":
+            moved, rotation = state.rotation.T @ moved, state.rotation.T @ command.rotation
+        else:
+            rotation = command.rotation @ state.rotation.T
+        turn, gripper = rotation_vector_from_matrix(rotation), command.gripper * meaning.gripper_closes_at
+        action = np.concatenate([moved, turn, [gripper]]) / np.array(meaning.scale)
         clipped: Float64[np.ndarray, " action_dim"] = np.clip(action, -1.0, 1.0)
         return clipped
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from robots.cameras import make_camera
-from robots.contract import DeploymentContract
+from robots.contract import DeploymentContract, require_world
 from robots.franka_config import FrankaConfig
 from robots.lerobot_factory import LeRobotArmConfig
 from robots.recorder import Recorder
@@ -81,6 +81,7 @@ def _run_sim(
     report_line: Callable[[str], None],
 ) -> list[EpisodeReport]:
     suite = make_suite(robot_config.suite)
+    require_world(contract, suite.spec)
     starts = evaluation_starts(suite, robot_config.split, robot_config.starts_per_task)[:num_episodes]
     robot = SimRobot(suite.make_world(), contract, is_lockstep=robot_config.pace == "lockstep")
     cameras, latency_s = sim_cameras(robot, contract), robot_config.added_latency_s
@@ -192,7 +193,7 @@ def main(
             metadata = client.connect()
             if "contract" not in metadata:
                 raise ValueError(f"the policy server sends no contract, only {sorted(metadata)}; use vla-rl serve")
-            contract = DeploymentContract.model_validate(metadata["contract"])
+            contract = DeploymentContract.from_document(metadata["contract"])
             reports = run_robot(config, contract, client, out, instruction, episodes)
         finally:
             client.close()

@@ -12,6 +12,7 @@ from scripts.progress import console
 from vla_rl.distributed import checked_device
 from vla_rl.policies.compute import ComputeConfig, Precision
 from vla_rl.policies.loading import load_policy
+from vla_rl.policies.token_policy import TokenPolicy
 from vla_rl.serving.inference import PolicyInference
 from vla_rl.serving.server import PolicyServer, wait_for_signal
 from vla_rl.train.checkpoint import resolve_checkpoint
@@ -29,13 +30,30 @@ def make_server(
     """A server of a checkpoint, not started yet.
 
     Raises:
-        ValueError: No checkpoint, one without a deployment contract, no such device, or an address that is not safe.
+        ValueError: No checkpoint, one without a deployment contract or with other statistics than it names, no such
+            device, or an address that is not safe.
     """
     checked_device(device)
     folder = resolve_checkpoint(checkpoint)
     contract = DeploymentContract.load(folder)
-    inference = PolicyInference(load_policy(folder, device, compute), contract)
+    policy = load_policy(folder, device, compute)
+    _require_statistics(policy, contract)
+    inference = PolicyInference(policy, contract)
     return PolicyServer(inference, host=host, port=port, api_key=api_key, warm_up=inference.example("warm up"))
+
+
+def _require_statistics(policy: TokenPolicy, contract: DeploymentContract) -> None:
+    """With other statistics the same tokens are other movements."""
+    sides = {
+        "statistics' key": (contract.norm_stats_key, policy.norm_stats.key),
+        "statistics' SHA-256": (contract.norm_stats_sha256, policy.statistics_digest),
+    }
+    differences = [f"{what}: contract {one} | loaded {other}" for what, (one, other) in sides.items() if one != other]
+    if differences:
+        raise ValueError(
+            "the checkpoint does not scale actions as its contract.json says:\n  " + "\n  ".join(differences) + "\n"
+            "its statistics or its contract come from another checkpoint; save it again, or use another"
+        )
 
 
 def main(

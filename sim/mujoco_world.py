@@ -18,7 +18,7 @@ from sim import osc, rendering
 from sim.model import SimModel
 from sim.model_view import ModelView
 from sim.world import TaskScene
-from vla_rl.types import ActionMeaning, EnvSpec, Observation, SimError, Start, StepResult, WorldState
+from vla_rl.types import ActionMeaning, EnvSpec, Observation, SimError, Start, StepResult, Unit, WorldState
 
 FRAME_SIZE_PX = 256
 """Height and width of recorded frames; they are for people, who need more pixels than a small policy."""
@@ -30,6 +30,7 @@ PROPRIO_NAMES = (
     "finger_1",
     "finger_2",
 )
+PROPRIO_UNITS: tuple[Unit, ...] = ("m", "m", "m", "rad", "rad", "rad", "m", "m")
 ACTION_NAMES = ("dx", "dy", "dz", "drx", "dry", "drz", "gripper")
 """LIBERO's actions: displacement, rotation vector (world axes), gripper; each in [-1, 1]."""
 ACTION_MEANING = ActionMeaning(robot="Panda", scale=(0.05, 0.05, 0.05, 0.5, 0.5, 0.5, 1.0))

@@ -179,6 +179,7 @@ POLICY_SPEC = EnvSpec(
     proprio_names=("x", "y", "z", "rx", "ry", "rz", "finger_1", "finger_2"),
     action_names=("dx", "dy", "dz", "drx", "dry", "drz", "gripper"),
     control_rate_hz=20.0,
+    proprio_units=("m", "m", "m", "rad", "rad", "rad", "m", "m"),
 )
 
 

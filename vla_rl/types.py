@@ -71,6 +71,10 @@ class Start:
         return f"{self.task}/{self.split}/{self.index}"
 
 
+Unit = Literal["m", "rad", "1"]
+"""Of an entry of the proprioceptive state."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ActionMeaning:
     """What an action of 1 does, in SI units: what a deployment needs to know about the simulated controller.
@@ -82,6 +86,7 @@ class ActionMeaning:
         delta_reference: Pose that a displacement is added to: the "measured" one (robosuite) or the last "commanded".
         scale: Size of an action of 1, per entry: m for displacements, rad for rotations, 1 for the gripper.
         gripper_closes_at: Sign of the gripper entry that closes.
+        gripper_range: Smallest and largest gripper entry, fully open and fully closed or the other way round.
     """
 
     robot: str
@@ -90,6 +95,7 @@ class ActionMeaning:
     delta_reference: Literal["measured", "commanded"] = "measured"
     scale: tuple[float, ...]
     gripper_closes_at: Literal[-1, 1] = 1
+    gripper_range: tuple[float, float] = (-1.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +106,12 @@ class EnvSpec:
         cameras: Camera names in the order of `Observation.images`.
         image_size: Height and width in pixels.
         image_orientation: "bottom_up" as robosuite and LIBERO return images (row 0 is the bottom), or "top_down".
-        proprio_names: One name per proprio entry (end effector: position in m, axis-angle in rad; fingers in m).
+        proprio_names: One name per proprio entry, e.g. of the end effector's position, its axis-angle, the fingers.
         action_names: One name per action entry; LIBERO: dx dy dz drx dry drz in [-1, 1], gripper -1 open ... +1 closed.
         control_rate_hz: Control steps per simulated second.
-        action_meaning: What actions do; None where the simulator does not say (then nothing can be deployed).
+        action_meaning: What actions do; None where the simulator does not say. Only what says this and
+            the units of the state can be deployed.
+        proprio_units: "m", "rad" or "1", one per proprio entry; empty where the simulator does not say.
     """
 
     cameras: tuple[str, ...]
@@ -113,13 +121,15 @@ class EnvSpec:
     action_names: tuple[str, ...]
     control_rate_hz: float
     action_meaning: ActionMeaning | None = None
+    proprio_units: tuple[Unit, ...] = ()
 
     @classmethod
     def from_dict(cls, entry: Mapping[str, Any]) -> Self:
         """Inverse of `dataclasses.asdict`, also after a passage through JSON."""
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in entry.items()}
         if (meaning := values.get("action_meaning")) is not None:
-            values["action_meaning"] = ActionMeaning(**{**meaning, "scale": tuple(meaning["scale"])})
+            entries: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in meaning.items()}
+            values["action_meaning"] = ActionMeaning(**entries)
         return cls(**values)
 
     @property

@@ -18,7 +18,7 @@ from sim.adapters.robosuite_scene import RobosuiteScene, kernel_obstacle
 from sim.adapters.robosuite_stepped import RobosuiteStepped, action_names, proprio_names
 from sim.adapters.starts import start_seed
 from sim.model import RenderOptions, substeps_per_control_step
-from sim.mujoco_world import ACTION_MEANING, ACTION_NAMES, MujocoWorld
+from sim.mujoco_world import ACTION_MEANING, ACTION_NAMES, PROPRIO_NAMES, PROPRIO_UNITS, MujocoWorld
 from vla_rl.config import ConfigModel
 from vla_rl.types import EnvSpec, Split, Start
 
@@ -131,6 +131,9 @@ class RobosuiteSuite:
     @property
     def spec(self) -> EnvSpec:
         """LIBERO's layout for one Panda under OSC_POSE; images bottom row first, as robosuite returns them."""
+        # Environments that run through robosuite's own step may have any arm, hand and controller.
+        is_known = (self.config.robots, self._first.proprio_names) == (("Panda",), PROPRIO_NAMES)
+        is_known = is_known and self._first.action_names == ACTION_NAMES
         return EnvSpec(
             cameras=self.config.cameras,
             image_size=(self.config.image_size, self.config.image_size),
@@ -138,8 +141,8 @@ class RobosuiteSuite:
             proprio_names=self._first.proprio_names,
             action_names=self._first.action_names,
             control_rate_hz=self.config.control_rate_hz,
-            # Environments that run through robosuite's own step may have any controller.
-            action_meaning=ACTION_MEANING if self._first.action_names == ACTION_NAMES else None,
+            action_meaning=ACTION_MEANING if is_known else None,
+            proprio_units=PROPRIO_UNITS if is_known else (),
         )
 
     def obstacle(self, task: str) -> str | None:

@@ -14,7 +14,7 @@ from sim.libero.expert import LiberoExpert
 from sim.libero.package import LiberoTask, find_tasks
 from sim.libero.scene import CONTROL_RATE_HZ, LIBERO_SAMPLES, LiberoScene, MeshQuality
 from sim.libero.starts import TaskStarts
-from sim.mujoco_world import ACTION_MEANING, ACTION_NAMES, PROPRIO_NAMES, MujocoWorld
+from sim.mujoco_world import ACTION_MEANING, ACTION_NAMES, PROPRIO_NAMES, PROPRIO_UNITS, MujocoWorld
 from sim.rendering import use_raster_threads
 from vla_rl.config import ConfigModel
 from vla_rl.types import EnvSpec, Split, Start
@@ -83,6 +83,7 @@ class LiberoSuite:
             action_names=ACTION_NAMES,
             control_rate_hz=CONTROL_RATE_HZ,
             action_meaning=ACTION_MEANING,
+            proprio_units=PROPRIO_UNITS,
         )
 
     @property

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float64
 from pydantic import Field, field_validator
 
-from sim.mujoco_world import ACTION_MEANING, ACTION_NAMES, PROPRIO_NAMES, MujocoWorld
+from sim.mujoco_world import ACTION_MEANING, ACTION_NAMES, PROPRIO_NAMES, PROPRIO_UNITS, MujocoWorld
 from sim.tabletop.expert import ScriptedExpert
 from sim.tabletop.instructions import instruction
 from sim.tabletop.placement import HOVER, RANGES, ArmPoser, place_objects
@@ -101,6 +101,7 @@ class TabletopSuite:
             action_names=ACTION_NAMES,
             control_rate_hz=CONTROL_RATE_HZ,
             action_meaning=ACTION_MEANING,
+            proprio_units=PROPRIO_UNITS,
         )
 
     @property

@@ -51,6 +51,7 @@ SPEC = EnvSpec(
     proprio_names=(*(f"eef_pos_{a}" for a in "xyz"), *(f"eef_axis_angle_{a}" for a in "xyz"), "finger_1", "finger_2"),
     action_names=("dx", "dy", "dz", "drx", "dry", "drz", "gripper"),
     control_rate_hz=RATE_HZ,
+    proprio_units=("m", "m", "m", "rad", "rad", "rad", "m", "m"),
     action_meaning=ActionMeaning(robot="Panda", scale=(0.05, 0.05, 0.05, 0.5, 0.5, 0.5, 1.0)),
 )
 
@@ -70,7 +71,7 @@ class ScriptedPolicy:
             action_horizon=CHUNK,
             execution_horizon=CHUNK,
             norm_stats_key="scripted",
-            norm_stats={},
+            norm_stats_sha256="none",
             centre_crop=False,
         )
         assert contract is not None

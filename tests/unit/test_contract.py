@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from fakes import POLICY_SPEC, openvla_policy, tiny_policy
 
-from robots.contract import DeploymentContract, compare, require_match
+from robots.contract import CONTRACT_FILE, DeploymentContract, compare, compare_world, require_match, require_world
 from robots.robot import RobotDescription, RobotLimits
 from sim.mujoco_world import ACTION_MEANING
 from vla_rl.policies.loading import load_policy
@@ -51,7 +52,9 @@ def test_a_saved_policy_carries_its_contract(make, tmp_path: Path) -> None:  # t
     assert contract.action.scale == (0.05, 0.05, 0.05, 0.5, 0.5, 0.5, 1.0)
     assert contract.action.low == (-0.5,) * 6 + (-1.0,)
     assert contract.action.high == (0.8,) * 6 + (1.0,)
+    assert (contract.action.gripper_range, contract.action.gripper_closes_at) == ((-1.0, 1.0), 1)
     assert contract.state_names == SPEC.proprio_names
+    assert contract.state_units == ("m", "m", "m", "rad", "rad", "rad", "m", "m")
     assert [(camera.name, camera.height, camera.width) for camera in contract.cameras] == [("agentview", 24, 32)]
     assert contract.cameras[0].orientation == "bottom_up"
     assert contract.cameras[0].centre_crop is (make is openvla_policy)
@@ -72,10 +75,57 @@ def test_other_statistics_have_another_digest(tmp_path: Path) -> None:
     assert first.norm_stats_sha256 == tiny_policy(SPEC).contract().norm_stats_sha256  # type: ignore[union-attr]
 
 
-def test_a_simulator_that_does_not_say_what_actions_mean_gives_no_contract(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unsaid", [{"action_meaning": None}, {"proprio_units": ()}])
+def test_a_simulator_that_does_not_say_what_numbers_mean_gives_no_contract(unsaid: dict, tmp_path: Path) -> None:
     tiny_policy(SPEC).save(tmp_path)
-    tiny_policy(POLICY_SPEC).save(tmp_path)  # over the old one
+    tiny_policy(replace(SPEC, **unsaid)).save(tmp_path)  # over the old one
     with pytest.raises(ValueError, match=r"has no contract\.json"):
+        DeploymentContract.load(tmp_path)
+
+
+def test_a_contract_of_an_older_layout_can_be_evaluated_but_not_deployed(tmp_path: Path) -> None:
+    policy = tiny_policy(SPEC)
+    policy.execution_horizon = 3
+    policy.save(tmp_path)
+    document = json.loads((tmp_path / CONTRACT_FILE).read_text())
+    del document["state_units"], document["action"]["gripper_range"]
+    (tmp_path / CONTRACT_FILE).write_text(json.dumps({**document, "version": 1}))
+    assert load_policy(tmp_path).execution_horizon == 3
+    with pytest.raises(ValueError, match=r"contract\.json: .* layout 1, expected 2.*units of the state"):
+        DeploymentContract.load(tmp_path)
+    with pytest.raises(ValueError, match="layout None"):
+        DeploymentContract.from_document({"name": "formula"})
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        ("action.scale", [0.05] * 6, "scale has 6 entries for 7 names: dx, dy"),
+        ("action.scale", [0.05] * 6 + [0.0], "expected positive"),
+        ("action.low", [float("nan")] + [-1.0] * 6, "low is .*nan.*finite"),
+        ("action.high", [float("inf")] + [1.0] * 6, "high is .*inf.*finite"),
+        ("action.low", [2.0] * 7, "is above high"),
+        ("action.units", ["m"], "units has 1 entries"),
+        ("action.names", ["dx", "dy"], "ee_delta has 7 entries, but names has dx, dy"),
+        ("action.gripper_range", [1.0, -1.0], "smaller number first"),
+        ("action.gripper_range", [-1.0, float("nan")], "finite"),
+        ("state_units", ["m"] * 7, "state_units has 7 entries for 8 names"),
+        ("state_units", ["deg"] * 8, "state_units.0: Input should be 'm', 'rad' or '1'"),
+        ("state_names", ["x"] * 8, "names an entry twice"),
+        ("control_rate_hz", float("inf"), "control_rate_hz"),
+        ("execution_horizon", 99, "execution_horizon 99 is above"),
+    ],
+)
+def test_a_damaged_contract_says_where(where: str, value: object, message: str, tmp_path: Path) -> None:
+    tiny_policy(SPEC).save(tmp_path)
+    document = json.loads((tmp_path / CONTRACT_FILE).read_text())
+    *path, last = where.split(".")
+    block = document
+    for name in path:
+        block = block[name]
+    block[last] = value
+    (tmp_path / CONTRACT_FILE).write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=message):
         DeploymentContract.load(tmp_path)
 
 
@@ -87,6 +137,27 @@ def contract_of(spec: EnvSpec = SPEC) -> DeploymentContract:
 
 def test_a_robot_with_the_same_names_in_another_order_fits() -> None:
     assert compare(contract_of(), ROBOT, ("wrist", "agentview")) == []
+
+
+def test_a_world_must_be_like_the_one_of_training() -> None:
+    require_world(contract_of(), SPEC)
+    meaning = replace(ACTION_MEANING, gripper_closes_at=-1, frame="tool")
+    other = replace(SPEC, action_meaning=meaning, image_size=(32, 32), cameras=("front",))
+    with pytest.raises(ValueError, match="was not made for this world") as caught:
+        require_world(contract_of(), other)
+    for row in (
+        "action frame: checkpoint base | world tool",
+        "gripper closes at: checkpoint 1 | world -1",
+        "cameras: checkpoint agentview | world front",
+        "camera agentview: checkpoint 24, 32, bottom_up | world 32, 32, bottom_up",
+    ):
+        assert row in str(caught.value)
+    assert "arm: checkpoint Panda | world not said" in compare_world(contract_of(), POLICY_SPEC)
+
+
+def test_a_gripper_in_another_range_is_refused() -> None:
+    contract = contract_of(replace(SPEC, action_meaning=replace(ACTION_MEANING, gripper_range=(0.0, 1.0))))
+    assert compare(contract, ROBOT, ("agentview",)) == ["gripper range: checkpoint 0.0, 1.0 | robot -1.0, 1.0"]
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,8 @@ def test_all_else_goes_through_robosuites_own_step(
     suite = RobosuiteSuite(RobosuiteConfig(tasks=tasks, image_size=32, **choices))
     assert reason in str(suite.obstacle(suite.tasks[0]))
     assert suite.spec.action_dim == num_actions
+    is_panda = suite.config.robots == ("Panda",) and num_actions == 7
+    assert (suite.spec.action_meaning is not None) is is_panda  # no contract says "Panda" of another arm
     world = begun(suite, tasks[0])
     assert world.step(np.zeros((2, num_actions))).num_steps == 2
     assert world._env.proprio().shape == (suite.spec.proprio_dim,)  # type: ignore[attr-defined]

@@ -22,11 +22,12 @@ from scripts.robot_operator import Operator
 class StubRuntime(Runtime):
     """An episode lasts until somebody ends it."""
 
+    state = RunState.READY
+
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.begun, self.ended = threading.Event(), threading.Event()
         self.natural_outcome: str | None = None
-        self.state = RunState.READY
 
     def run_episode(self, instruction: str) -> EpisodeReport:
         self.calls.append(f"run {instruction}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
-from robots.contract import CONTRACT_FILE, DeploymentContract
+from robots.contract import saved_execution_horizon
 from vla_rl.policies.compute import ComputeConfig
 from vla_rl.policies.normalization import NormStats
 from vla_rl.policies.openvla.architecture import Architecture
@@ -38,8 +38,8 @@ def load_policy(
         ImportError: The policy needs an extra that is not installed.
     """
     policy = _load(folder, device, compute, surroundings)
-    if (folder / CONTRACT_FILE).is_file():
-        policy.execution_horizon = DeploymentContract.load(folder).execution_horizon
+    if horizon := saved_execution_horizon(folder):
+        policy.execution_horizon = horizon
     return policy
 
 

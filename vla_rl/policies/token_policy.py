@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import nn
 
-from robots.contract import CONTRACT_FILE, DeploymentContract, make_contract
+from robots.contract import CONTRACT_FILE, DeploymentContract, make_contract, statistics_digest
 from vla_rl.policies.action_tokens import decode_bins, encode_actions, sample_bins, token_entropy, token_logprobs
 from vla_rl.policies.normalization import NormStats, RangeStats
 from vla_rl.policy import ActOutput, Evaluation, Sampling
@@ -45,7 +45,11 @@ class TokenPolicy(nn.Module, ABC):
             f"{field.name}: policy {getattr(self.spec, field.name)}, suite {getattr(spec, field.name)}"
             for field in fields(EnvSpec)
             if getattr(self.spec, field.name) != getattr(spec, field.name)
-            and (field.name != "action_meaning" or None not in (self.spec.action_meaning, spec.action_meaning))
+            # What one side does not say is no difference: older policies do not know it.
+            and not (
+                field.name in ("action_meaning", "proprio_units")
+                and not (getattr(self.spec, field.name) and getattr(spec, field.name))
+            )
         ]
         if differences:
             raise ValueError(
@@ -56,7 +60,6 @@ class TokenPolicy(nn.Module, ABC):
     def contract(self) -> DeploymentContract | None:
         """What a robot must offer to run this policy; None if the simulator does not say what actions mean."""
         gripper = np.array([name == "gripper" for name in self.spec.action_names])
-        stats = self.norm_stats
         return make_contract(
             self.spec,
             policy=type(self).__name__,
@@ -65,9 +68,16 @@ class TokenPolicy(nn.Module, ABC):
             action_high=np.where(gripper, 1.0, self.action_range.q99),
             action_horizon=self.action_horizon,
             execution_horizon=self.execution_horizon,
-            norm_stats_key=stats.key,
-            norm_stats={"action": stats.action.to_dict(), "proprio": stats.proprio.to_dict()},
+            norm_stats_key=self.norm_stats.key,
+            norm_stats_sha256=self.statistics_digest,
             centre_crop=self.has_centre_crop,
+        )
+
+    @property
+    def statistics_digest(self) -> str:
+        """What the contract knows the statistics by that scale actions and state."""
+        return statistics_digest(
+            {"action": self.norm_stats.action.to_dict(), "proprio": self.norm_stats.proprio.to_dict()}
         )
 
     @property
