@@ -12,8 +12,9 @@ The three numbers are fitted to what was measured, for the robot and for the wor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -21,12 +22,12 @@ from scipy.linalg import expm
 from scipy.optimize import least_squares
 
 from robots.contract import DeploymentContract
-from robots.robot import Robot, RobotError, RobotState
-from robots.rotations import rotation_vector_from_matrix
-from robots.safety import SafetyChain
-from robots.schedule import Schedule
+from robots.recorder import RecordedEpisode
+from robots.rotations import matrix_from_rotation_vector, rotation_vector_from_matrix
 
 AXES = ("x", "y", "z", "rx", "ry", "rz")
+_LEAD = 4
+"""Control periods until everything runs: the first answer has to arrive."""
 _OMEGA_RANGE, _ZETA_RANGE = (0.5, 200.0), (0.05, 5.0)
 
 
@@ -36,7 +37,7 @@ class StepResponse:
 
     Attributes:
         axis: One of `AXES`.
-        actions: Of this axis, one per control period.
+        actions: As sent, of this axis, one per control period.
         moved: Displacement (m) or rotation (rad) along the axis since the beginning, before each period and at the end.
         period_s: Control period.
     """
@@ -77,49 +78,83 @@ class Correction:
 
 
 def step_actions(size: float, num_moving: int = 10, num_resting: int = 15) -> Float64[np.ndarray, " periods"]:
-    """There, rest, back, rest: the robot ends where it began."""
+    """Rest, there, rest, back, rest: the robot ends where it began."""
     rest = np.zeros(num_resting)
-    return np.concatenate([np.full(num_moving, size), rest, np.full(num_moving, -size), rest])
+    return np.concatenate([rest[:_LEAD], np.full(num_moving, size), rest, np.full(num_moving, -size), rest])
 
 
-def measure_response(
-    robot: Robot,
-    chain: SafetyChain,
-    contract: DeploymentContract,
-    axis: str,
-    actions: Float64[np.ndarray, " periods"],
-    on_tick: Callable[[int], None] = lambda tick: None,
-) -> StepResponse:
-    """Play actions along one axis through the safety chain and record the tool.
+class StepPolicy:
+    """Answers like a policy server, once with steps along one axis, then with rest."""
+
+    def __init__(self, contract: DeploymentContract, steps: Float64[np.ndarray, " periods"]) -> None:
+        """Prepare.
+
+        Args:
+            contract: See `measuring_contract`.
+            steps: Actions of the axis, one per control period.
+        """
+        self._steps = steps
+        self._rest = np.zeros((len(steps), len(contract.action.names)))
+        self._rest[:, -1] = -contract.action.gripper_closes_at
+        self._actions = self._rest
+
+    def begin(self, axis: str) -> None:
+        """The next answer has the steps along this axis."""
+        self._actions = self._rest.copy()
+        self._actions[:, AXES.index(axis)] = self._steps
+
+    def infer(self, observation: dict[str, Any], deadline_s: float) -> Chunk:
+        """See `robots.run_types.Infer`."""
+        actions, self._actions = self._actions, self._rest
+        return Chunk(actions=actions)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Chunk:
+    """Actions by time, as `robots.run_types.Answer`."""
+
+    actions: Float64[np.ndarray, "horizon action_dim"]
+
+
+def measuring_contract(contract: DeploymentContract, num_periods: int) -> DeploymentContract:
+    """The contract of a `StepPolicy`: without pictures, in one chunk, and nobody was trained with its steps."""
+    dim = len(contract.action.names)
+    action = contract.action.model_copy(update={"low": (-1.0,) * dim, "high": (1.0,) * dim})
+    horizons = {"action_horizon": num_periods, "execution_horizon": num_periods}
+    return contract.model_copy(update={"action": action, "cameras": (), **horizons})
+
+
+def response_of(recording: RecordedEpisode, contract: DeploymentContract, axis: str, is_lockstep: bool) -> StepResponse:
+    """What a recorded episode says of one axis: what was sent, which is not always what was asked, and what happened.
 
     Raises:
-        RobotError: The chain refused an action or the robot failed; the robot has been stopped.
+        ValueError: The robot was not driven without a gap; the recording's events say why.
     """
-    index = AXES.index(axis)
-    period_s = 1.0 / contract.control_rate_hz
-    schedule = Schedule(0.0 if robot.description.is_lockstep else period_s)
-    first = robot.observe()
-    chain.resync(first)
-    moved = []
-    for tick, size in enumerate(actions):
-        schedule.begin_tick()
-        state = robot.observe()
-        moved.append(_moved_along(index, first, state))
-        action = np.zeros(len(contract.action.names))
-        action[index], action[-1] = size, -contract.action.gripper_closes_at
-        decision = chain.review(action, state)
-        if decision.command is None:
-            robot.stop()
-            raise RobotError(
-                f"the safety chain refused the step along {axis}: "
-                + "; ".join(event.detail for event in decision.events)
-                + "; move the robot to the middle of its workspace or take a smaller step"
-            )
-        robot.command(decision.command)
-        on_tick(tick)
-    schedule.begin_tick()
-    moved.append(_moved_along(index, first, robot.observe()))
-    return StepResponse(axis=axis, actions=actions, moved=np.array(moved), period_s=period_s)
+    index, meaning = AXES.index(axis), contract.action
+    is_sent = np.isfinite(recording.sent_position_m[:, 0])
+    first = int(np.argmax(is_sent))
+    if is_sent[first:].sum() < 2 or not is_sent[first:].all():
+        events = "; ".join(event.detail for event in recording.events if event.severity in ("hold", "fault"))
+        raise ValueError(
+            f"along {axis} the robot was not driven without a gap ({events or recording.info['outcome']}); move it to "
+            "the middle of its workspace, or take smaller steps"
+        )
+    positions, rotations = _measured(recording, contract.state_names)
+    positions, rotations = positions[first:], rotations[first:]
+    sent = list(zip(recording.sent_position_m[first:], recording.sent_rotation[first:], strict=True))
+    if is_lockstep and meaning.delta_reference == "measured":
+        references = list(zip(positions, rotations, strict=True))
+    else:  # the first action is rest: nothing but the increments is known of where targets were before
+        references = [sent[0], *sent[:-1]]
+    increments = [_along(index, meaning.frame, *pair) for pair in zip(references, sent, strict=True)]
+    begun = positions[0], rotations[0]
+    moved = [_along(index, meaning.frame, begun, now) for now in zip(positions, rotations, strict=True)]
+    return StepResponse(
+        axis=axis,
+        actions=np.array(increments[:-1]) / meaning.scale[index],
+        moved=np.array(moved),
+        period_s=1.0 / contract.control_rate_hz,
+    )
 
 
 def fit_response(response: StepResponse) -> ResponseModel:
@@ -131,6 +166,8 @@ def fit_response(response: StepResponse) -> ResponseModel:
     total = np.abs(response.moved).max()
     if total < 1e-4:
         raise ValueError(f"the robot did not move along {response.axis}: {total:.2g} m or rad; is it held or braked?")
+    if not np.abs(response.actions).max() > 0.0:
+        raise ValueError(f"nothing was sent along {response.axis}: the safety chain let no step through")
     guess = np.array([total / np.abs(np.cumsum(response.actions)).max(), 15.0, 1.0])
 
     def residual(values: Float64[np.ndarray, 3]) -> Float64[np.ndarray, " periods_and_end"]:
@@ -193,10 +230,26 @@ def response_table(
     return "\n".join(rows)
 
 
-def _moved_along(index: int, first: RobotState, now: RobotState) -> float:
+def _measured(
+    recording: RecordedEpisode, state_names: Sequence[str]
+) -> tuple[Float64[np.ndarray, "ticks 3"], Float64[np.ndarray, "ticks 3 3"]]:
+    names = [f"{what}_{axis}" for what in ("eef_pos", "eef_axis_angle") for axis in "xyz"]
+    if missing := [name for name in names if name not in state_names]:
+        raise ValueError(f"the contract's state lacks {', '.join(missing)}, without which no response can be measured")
+    values = recording.measured[:, [list(state_names).index(name) for name in names]]
+    return values[:, :3], np.array([matrix_from_rotation_vector(vector) for vector in values[:, 3:]])
+
+
+_Pose = tuple[Float64[np.ndarray, "3"], Float64[np.ndarray, "3 3"]]
+
+
+def _along(index: int, frame: str, begun: _Pose, now: _Pose) -> float:
+    """Displacement (m) or rotation (rad) about one axis of the base's or the tool's frame."""
     if index < 3:
-        return float(now.position_m[index] - first.position_m[index])
-    return float(rotation_vector_from_matrix(now.rotation @ first.rotation.T)[index - 3])
+        moved = now[0] - begun[0]
+        return float((begun[1].T @ moved if frame == "tool" else moved)[index])
+    turned = begun[1].T @ now[1] if frame == "tool" else now[1] @ begun[1].T
+    return float(rotation_vector_from_matrix(turned)[index - 3])
 
 
 def _discrete(omega: float, zeta: float, period_s: float) -> tuple[np.ndarray, np.ndarray]:

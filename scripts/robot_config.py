@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from robots.cameras import CameraConfig
 from robots.franka import FrankaRobot
 from robots.franka_config import FrankaConfig
 from robots.lerobot_factory import LeRobotArmConfig, make_lerobot_arm
+from robots.response import Correction
 from robots.robot import Robot
 from robots.run_types import RuntimeConfig
 from robots.safety import SafetyConfig
@@ -18,6 +21,9 @@ from sim.tabletop.suite import TabletopConfig
 from vla_rl.config import ConfigModel
 from vla_rl.serving.chunking import Blend
 from vla_rl.types import Split
+
+SCALE_RANGE = (0.2, 5.0)
+Factor = Annotated[float, Field(ge=SCALE_RANGE[0], le=SCALE_RANGE[1], allow_inf_nan=False)]
 
 
 class SimRobotConfig(ConfigModel):
@@ -51,6 +57,9 @@ class DeployConfig(ConfigModel):
     """Modes, deadlines, recoveries."""
     blend: Blend = "latest"
     """What counts where an old and a new chunk overlap."""
+    action_scale: tuple[Factor, Factor, Factor, Factor, Factor, Factor] = (1.0,) * 6
+    """What displacements (x, y, z) and rotations are multiplied with before the safety chain, so that they move the
+    robot as far as the training world; `vla-rl calibrate-response` finds it."""
 
 
 def real_robot(config: FrankaConfig | LeRobotArmConfig) -> Robot:
@@ -65,3 +74,45 @@ def real_robot(config: FrankaConfig | LeRobotArmConfig) -> Robot:
             return FrankaRobot(config)
         case LeRobotArmConfig():
             return make_lerobot_arm(config)
+
+
+def corrected_settings(
+    robot: SimRobotConfig | FrankaConfig | LeRobotArmConfig, corrections: Sequence[Correction]
+) -> tuple[dict[str, Any], list[str]]:
+    """Settings of a `DeployConfig` with which a robot answers like the training world, as far as they reach.
+
+    Args:
+        robot: As it was measured.
+        corrections: One per axis, in the order of `robots.response.AXES`.
+
+    Returns:
+        The settings, and where they do not reach.
+    """
+    notes: list[str] = []
+
+    def within(what: str, value: float, low: float, high: float) -> float:
+        if not low <= value <= high:
+            notes.append(f"{what} should be {value:.3g}, but can only be {low:g} to {high:g}")
+        return round(min(max(value, low), high), 4)
+
+    axes = [within(f"action_scale of {change.axis}", change.scale, *SCALE_RANGE) for change in corrections]
+    settings: dict[str, Any] = {"action_scale": axes}
+    match robot:
+        case FrankaConfig():
+            stiffness = [robot.translational_stiffness_n_m] * 3 + [robot.rotational_stiffness_nm_rad] * 3
+            damping = robot.damping or tuple(2.0 * np.sqrt(stiffness))
+            factors = np.array([change.stiffness for change in corrections])
+            linear, angular = (float(np.exp(np.mean(np.log(part)))) for part in (factors[:3], factors[3:]))
+            settings["robot"] = {
+                "type": "franka",
+                # One number for three axes: their geometric mean.
+                "translational_stiffness_n_m": within("translational stiffness", stiffness[0] * linear, 10.0, 3000.0),
+                "rotational_stiffness_nm_rad": within("rotational stiffness", stiffness[3] * angular, 1.0, 300.0),
+                "damping": [
+                    within(f"damping of {change.axis}", float(value * change.damping), 0.1, 500.0)
+                    for value, change in zip(damping, corrections, strict=True)
+                ],
+            }
+        case SimRobotConfig() | LeRobotArmConfig():
+            notes.append("stiffness and damping of this robot's controller cannot be set from here")
+    return settings, notes

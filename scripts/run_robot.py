@@ -6,9 +6,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from robots.cameras import make_camera
@@ -54,7 +56,8 @@ def run_robot(
             robot = real_robot(config.robot)
             with ExitStack() as opened:
                 cameras = [opened.enter_context(closing(make_camera(entry))) for entry in config.cameras]
-                runtime = _runtime(config, contract, client, robot, cameras, folder)
+                infer = _inference(client, config.action_scale)
+                runtime = make_runtime(config, contract, infer, robot, cameras, make_recorder(folder, contract))
                 return _run_real(runtime, instruction, num_episodes or 1, report_line)
 
 
@@ -87,7 +90,9 @@ def _run_sim(
     cameras, latency_s = sim_cameras(robot, contract), robot_config.added_latency_s
     reports: list[EpisodeReport] = []
     robot.begin(starts[0])
-    runtime = _runtime(config, contract, client, robot, cameras, folder, robot.outcome, latency_s)
+    infer = _inference(client, config.action_scale, latency_s)
+    recorder = make_recorder(folder, contract)
+    runtime = make_runtime(config, contract, infer, robot, cameras, recorder, robot.outcome)
     operator = Operator(runtime)
     with operator.attending():
         for line in runtime.preflight():
@@ -103,31 +108,38 @@ def _run_sim(
     return reports
 
 
-def _runtime(
+def make_runtime(
     config: DeployConfig,
     contract: DeploymentContract,
-    client: PolicyClient,
+    infer: Infer,
     robot: Robot,
     cameras: Sequence[Camera],
-    folder: Path,
+    recorder: Recorder,
     outcome: Callable[[], str | None] = lambda: None,
-    added_latency_s: float = 0.0,
 ) -> Runtime:
+    """All that stands between a policy and a robot, a watchdog included where the robot moves on by itself."""
     return Runtime(
         robot,
         cameras,
-        _inference(client, added_latency_s),
+        infer,
         SafetyChain(contract, config.safety, robot.description),
         ChunkBuffer(control_period_s(contract, config.runtime), config.blend),
         contract,
         config.runtime,
         watchdog=None if robot.description.is_lockstep else Watchdog(),
-        recorder=Recorder(folder, contract.state_names, len(contract.action.names)),
+        recorder=recorder,
         is_episode_over=outcome,
     )
 
 
-def _inference(client: PolicyClient, added_latency_s: float) -> Infer:
+def make_recorder(folder: Path, contract: DeploymentContract) -> Recorder:
+    """Of episodes under a contract."""
+    return Recorder(folder, contract.state_names, len(contract.action.names))
+
+
+def _inference(client: PolicyClient, action_scale: Sequence[float], added_latency_s: float = 0.0) -> Infer:
+    factors = np.array([*action_scale, 1.0])  # the gripper is no distance
+
     def infer(observation: dict[str, Any], deadline_s: float) -> Answer:
         started = time.monotonic()
         try:
@@ -137,7 +149,9 @@ def _inference(client: PolicyClient, added_latency_s: float) -> Infer:
         time.sleep(added_latency_s)
         if time.monotonic() - started > deadline_s:
             raise InferenceError(f"the answer took longer than {deadline_s:g} s")
-        return answer
+        if answer.actions.shape[1] != len(factors):
+            raise InferenceError(f"actions have {answer.actions.shape[1]} entries, expected {len(factors)}")
+        return replace(answer, actions=answer.actions * factors)
 
     return infer
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -149,13 +148,3 @@ def test_a_server_that_is_of_no_use_is_one_clear_message(
         main()
     assert stop.value.code == 1
     assert message in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.slow
-def test_the_training_world_answers_like_itself(checkpoint: Path, tmp_path: Path) -> None:
-    run("calibrate-response", checkpoint, "configs/robots/sim.yaml", "robot.suite.image_size=32", "--out", tmp_path)
-    report = json.loads((tmp_path / "report.json").read_text())
-    for change, fit in zip(report["corrections"], report["world"], strict=True):
-        assert (change["scale"], change["stiffness"], change["damping"]) == pytest.approx((1.0, 1.0, 1.0))
-        assert 0 < fit["scale"] < 0.6
-    assert (tmp_path / "response.png").stat().st_size > 10_000
