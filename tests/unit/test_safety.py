@@ -13,15 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from pydantic import ValidationError
 from ruckig import RuckigError
-from scipy.spatial.transform import Rotation
 
 from robots.contract import DeploymentContract
 from robots.robot import RobotDescription, RobotError, RobotLimits, RobotState
 from robots.rotations import (
     angle_between,
-    limit_rotation,
     matrix_from_rotation_vector,
-    rotation_vector_from_matrix,
 )
 from robots.safety import SafetyChain, SafetyConfig
 from robots.shaping import Shaper
@@ -175,17 +172,23 @@ def test_3_a_target_is_never_left_beyond_another_oblique_plane() -> None:
 
 
 def test_3_a_shaped_way_does_not_cut_corners_of_oblique_planes() -> None:
-    """Three axes are shaped each for itself, so a way is curved: it is looked at again after shaping."""
-    wall = [{"point_m": (0.45, 0.02, 0.3), "normal": (0.6, -0.8, 0.0)}]
-    made, position, deepest = chain(keep_out=wall, leash_m=0.2), HOME.copy(), 0.0
-    rng = np.random.default_rng(1)
-    for _ in range(300):
-        decision = made.review(action(*rng.uniform(-1, 1, 2)), state(position=position))
+    """Each axis is shaped for itself, so ways are curved: without another look this one leads 11 mm beyond the wall."""
+    slow = replace(ARM, limits=replace(LIMITS, linear_acceleration_m_s2=2.0, linear_jerk_m_s3=20.0))
+    normal = np.array([0.624, -0.781, 0.0])
+    wall = {"point_m": tuple(HOME - 0.03 * normal), "normal": tuple(normal)}
+    made, rng = chain(slow, keep_out=[wall], leash_m=0.2), np.random.default_rng(3)
+    position, deepest, asked, seen = HOME.copy(), 0.0, action(), set()
+    for _ in range(200):
+        if rng.random() < 0.25:
+            asked = action(*rng.choice([-1.0, 0.0, 1.0], 2))
+        decision = made.review(asked, state(position=position))
+        seen.update(kinds(decision))
         if decision.command is None:
             made.resync(state(position=position))
             continue
         position = decision.command.position_m
-        deepest = max(deepest, -float(np.dot(wall[0]["normal"], position - np.array(wall[0]["point_m"]))))
+        deepest = max(deepest, float(normal @ (np.array(wall["point_m"]) - position)))
+    assert "no_workspace" in seen
     assert deepest <= 1e-3 + 1e-9
 
 
@@ -463,30 +466,6 @@ def test_in_the_training_simulator_an_action_in_range_passes_to_the_bit(asked: n
     assert decision.command is not None
     assert decision.command.action is asked
     assert decision.events == ()
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    npst.arrays(np.float64, 3, elements=st.floats(-4, 4)),
-    npst.arrays(np.float64, 3, elements=st.floats(-4, 4)),
-    st.floats(0.01, 3.2),
-)
-def test_rotations_are_limited_by_angle(one: np.ndarray, other: np.ndarray, cap: float) -> None:
-    target, reference = matrix_from_rotation_vector(one), matrix_from_rotation_vector(other)
-    limited = limit_rotation(target, reference, cap)
-    assert angle_between(limited, reference) <= cap + 1e-6
-    expected = min(cap, angle_between(target, reference))
-    assert angle_between(limited, reference) == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize("angle", [0.0, 1e-12, 1e-6, 1.0, np.pi - 1e-9, np.pi])
-def test_rotation_vectors_are_exact_near_zero_and_half_a_turn(angle: float) -> None:
-    vector = angle * np.array([2.0, -1.0, 2.0]) / 3.0
-    matrix = matrix_from_rotation_vector(vector)
-    np.testing.assert_allclose(matrix, Rotation.from_rotvec(vector).as_matrix(), atol=1e-14)
-    back = rotation_vector_from_matrix(matrix)
-    assert np.linalg.norm(back) == pytest.approx(angle, abs=1e-7)
-    np.testing.assert_allclose(matrix_from_rotation_vector(back), matrix, atol=1e-9)
 
 
 def test_a_shaped_step_comes_to_rest_at_its_target_without_overshoot() -> None:
