@@ -3,80 +3,82 @@
 from __future__ import annotations
 
 import json
-import resource
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
 import typer
+from jaxtyping import Int
 from rich.table import Table
 
+from scripts.measuring import measured
+from scripts.memory_plan import require_room, workload_of
 from scripts.policies import make_policy
 from scripts.progress import console
 from scripts.run_config import ConfigArguments, RunConfig, read_config
 from sim.suites import make_suite
+from sim.world import Suite
 from vla_rl.algos.batch import RolloutBatch
 from vla_rl.algos.policy_gradient import AlgoConfig, update
 from vla_rl.data.demos import Demonstration
-from vla_rl.distributed import num_cores, num_gradient_threads, torch_threads
-from vla_rl.policies.compute import ComputeConfig, TrainEverything
-from vla_rl.policies.openvla.architecture import Architecture, LanguageSizes, TowerSizes
+from vla_rl.distributed import checked_device, num_cores, num_gradient_threads, torch_threads
+from vla_rl.policies.compute import TrainEverything
+from vla_rl.policies.openvla.architecture import Architecture
 from vla_rl.policies.openvla.config import OpenVLAConfig
+from vla_rl.policies.openvla.memory import GB, estimate
+from vla_rl.policies.openvla.parameters import PUBLISHED
 from vla_rl.policies.openvla.policy import OpenVLAPolicy
 from vla_rl.policy import Sampling
 from vla_rl.run import flat_versions
 from vla_rl.types import EnvSpec, Observation
 
+if TYPE_CHECKING:
+    from vla_rl.policies.openvla.model import OpenVLAModel
+    from vla_rl.policies.openvla.reference import PlainOpenVLA
+
 SIZES = (1, 8, 32)
 GROUP = 8
 INSTRUCTIONS = ("pick up the red cube", "put the blue cube on the plate and then push the plate to the green target")
-PUBLISHED = Architecture(
-    image_size=224,
-    dinov2=TowerSizes(dim=1024, depth=24, num_heads=16, mlp_dim=4096),
-    siglip=TowerSizes(dim=1152, depth=27, num_heads=16, mlp_dim=4304),
-    language=LanguageSizes(
-        hidden_dim=4096,
-        mlp_dim=11008,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=32,
-        vocab_size=32064,
-        rms_norm_eps=1e-6,
-        rope_theta=10000.0,
-    ),
-    pad_token_id=32000,
-    num_padding_rows=64,
-    num_bins=256,
-)
-Row = dict[str, float | str]
+Row = dict[str, float | str | None]
 
 
-def bench(config: RunConfig, num_episodes: int, decisions_per_episode: int) -> dict[str, Any]:
+def bench(config: RunConfig, decisions_per_episode: int, architecture: Architecture | None = None) -> dict[str, Any]:
     """All figures.
 
+    Args:
+        config: Of an OpenVLA policy.
+        decisions_per_episode: Up to the time limit.
+        architecture: In place of the configured sizes.
+
     Raises:
-        ValueError: The configuration is of another policy.
+        ValueError: The configuration is of another policy, or the model does not fit this machine.
     """
     if not isinstance(config.policy, OpenVLAConfig):
         raise ValueError("bench-policy is for OpenVLA policies; use configs/policy/openvla_oft_nano.yaml")
     from vla_rl.policies.openvla.reference import PlainOpenVLA
 
-    spec = make_suite(config.suite).spec
-    policy = _policy(config, spec)
+    suite = make_suite(config.suite)
+    if architecture is not None:
+        _require_room(config, config.policy, suite, architecture)
+    policy = _policy(config, suite.spec, architecture)
     with torch_threads(num_cores()):
-        rollout = [_rollout_row(policy, PlainOpenVLA(policy), spec, size) for size in SIZES]
-        rollout.append(_rollout_row(policy, PlainOpenVLA(policy), spec, GROUP, num_different=1))
-        batches = _batches(policy, spec, num_episodes, decisions_per_episode)
-        updates = _update_rows(config, policy, batches)
-        updates += _variant_rows(config, spec, batches)
+        plain = PlainOpenVLA(policy)
+        rollout = [_rollout_row(policy, plain, suite.spec, size) for size in SIZES]
+        rollout.append(_rollout_row(policy, plain, suite.spec, GROUP, num_different=1))
+        batches = _batches(policy, suite.spec, config.rl.algo, decisions_per_episode)
+        updates = _ours_and_plain(config, policy, plain, batches)
+        updates += _variants(config, policy, batches[0])
     return {
         "parameters": sum(weight.numel() for weight in policy.parameters()),
+        "precision": config.compute.precision,
+        "device": torch.cuda.get_device_name(policy.device) if policy.device.type == "cuda" else "cpu",
         "head": [
             _head_row("7B", PUBLISHED, policy.num_slots),
-            _head_row("configured", policy.model.architecture, policy.num_slots),
+            _head_row("measured", policy.model.architecture, policy.num_slots),
         ],
         "rollout": rollout,
         "update": updates,
@@ -85,7 +87,17 @@ def bench(config: RunConfig, num_episodes: int, decisions_per_episode: int) -> d
     }
 
 
-def _policy(config: RunConfig, spec: EnvSpec) -> OpenVLAPolicy:
+def _require_room(config: RunConfig, policy: OpenVLAConfig, suite: Suite, architecture: Architecture) -> None:
+    """Without the optimiser, which is not measured, and the simulation."""
+    needs = estimate(workload_of(config, policy, "train", suite, architecture))
+    unused = ("optimiser", "drawing contexts")
+    needs = replace(needs, resident=tuple(item for item in needs.resident if item.name not in unused), host=())
+    device = checked_device(config.device)
+    is_gpu = device.type == "cuda"
+    require_room(needs, device, torch.cuda.get_device_properties(device).total_memory / GB if is_gpu else None)
+
+
+def _policy(config: RunConfig, spec: EnvSpec, architecture: Architecture | None) -> OpenVLAPolicy:
     """A freshly initialised policy that knows the bench's words."""
     rng = np.random.default_rng(0)
     demonstrations = [
@@ -98,9 +110,23 @@ def _policy(config: RunConfig, spec: EnvSpec) -> OpenVLAPolicy:
         )
         for instruction in INSTRUCTIONS
     ]
-    policy = make_policy(config, spec, demonstrations)
+    model = None if architecture is None else _random_model(architecture, config)
+    policy = make_policy(config, spec, demonstrations, model)
     assert isinstance(policy, OpenVLAPolicy)
     return policy.eval()
+
+
+def _random_model(architecture: Architecture, config: RunConfig) -> OpenVLAModel:
+    """Where and in the precision in which it will be used: the host need not hold a second one."""
+    from vla_rl.policies.openvla.model import OpenVLAModel
+
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.bfloat16 if config.compute.precision == "bfloat16" else torch.float32)
+        with torch.device(config.device):
+            return OpenVLAModel(architecture)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _observations(spec: EnvSpec, num: int, seed: int = 0) -> list[Observation]:
@@ -123,50 +149,41 @@ def _rollout_row(
 ) -> Row:
     observations = _observations(spec, num_different or size) * (size if num_different else 1)
     generators = [np.random.default_rng(i) for i in range(size)]
-    ours, theirs = (
-        _measured(lambda one=one: one.act(observations, Sampling(), generators), policy.device)  # type: ignore[misc]
-        for one in (policy, plain)
+    ours, theirs = measured(
+        [lambda one=one: one.act(observations, Sampling(), generators) for one in (policy, plain)],  # type: ignore[misc]
+        policy.device,
+        repeats=5,
     )
     return {
         "batch": f"{size} equal" if num_different else f"{size}",
-        "ours_ms_per_decision": 1e3 * ours[0] / size,
-        "plain_ms_per_decision": 1e3 * theirs[0] / size,
-        "ratio": theirs[0] / ours[0],
-        "ours_mb": ours[1],
-        "plain_mb": theirs[1],
+        "ours_ms_per_decision": None if ours.seconds is None else 1e3 * ours.seconds / size,
+        "plain_ms_per_decision": None if theirs.seconds is None else 1e3 * theirs.seconds / size,
+        "ratio": None if ours.seconds is None or theirs.seconds is None else theirs.seconds / ours.seconds,
+        "ours_mb": ours.megabytes,
+        "plain_mb": theirs.megabytes,
     }
-
-
-def _measured(work: Callable[[], object], device: torch.device, repeats: int = 3) -> tuple[float, float]:
-    """Least seconds of some repetitions, and the peak of memory (MB): of the GPU, or of this process above before."""
-    work()
-    times = []
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    for _ in range(repeats):
-        started = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - started)
-    if device.type == "cuda":
-        return min(times), torch.cuda.max_memory_allocated(device) / 1e6
-    return min(times), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
 # --- Update ----------------------------------------------------------------------------------------------------------
 
 
 def _batches(
-    policy: OpenVLAPolicy, spec: EnvSpec, num_episodes: int, decisions_per_episode: int
-) -> tuple[RolloutBatch, RolloutBatch]:
-    """The same episodes, as we learn from them, and padded to the time limit.
+    policy: OpenVLAPolicy, spec: EnvSpec, algo: AlgoConfig, decisions_per_episode: int
+) -> tuple[RolloutBatch, RolloutBatch, RolloutBatch]:
+    """The episodes of an iteration, as we learn from them, and padded to the time limit and to SimpleVLA-RL's.
 
-    Lengths are spread evenly from a third of the time limit to all of it, as in a run in which half of the episodes
-    end early.
+    Lengths are spread evenly from a third of the time limit to all of it, so their mean is two thirds (in
+    docs/results/tabletop_rl: 0.63 to 0.87 of it). The episodes of a group begin with the same observation.
+    SimpleVLA-RL gives LIBERO-Spatial 512 control steps, of which the evaluations of OpenVLA-OFT need 220.
     """
+    num_episodes = algo.groups_per_iteration * algo.group_size
     lengths = np.linspace(decisions_per_episode / 3, decisions_per_episode, num_episodes).round().astype(int)
+    lengths = np.random.default_rng(2).permutation(lengths)
     observations = _observations(spec, int(lengths.sum()), seed=1)
+    starts = np.cumsum(lengths) - lengths
+    for episode, start in enumerate(starts):
+        first_of_group = starts[episode - episode % algo.group_size]
+        observations[start] = observations[first_of_group]
     generators = [np.random.default_rng(i) for i in range(len(observations))]
     output = policy.act(observations, Sampling(temperature=1.0), generators)
     episode_ids = np.repeat(np.arange(num_episodes), lengths)
@@ -180,17 +197,19 @@ def _batches(
         temperatures=np.ones(len(observations)),
         is_on_policy=np.ones(len(observations), dtype=bool),
     )
-    # A finished world stays in the batch with its last observation, and its steps are masked.
-    ends = np.cumsum(lengths) - 1
+    longer = round(decisions_per_episode * 512 / 220)
+    return whole, _padded(whole, lengths, decisions_per_episode), _padded(whole, lengths, longer)
+
+
+def _padded(whole: RolloutBatch, lengths: Int[np.ndarray, " episodes"], limit: int) -> RolloutBatch:
+    """A finished world stays in the batch with its last observation up to the limit, and its steps are masked."""
+    ends = np.cumsum(lengths)
     rows = np.concatenate(
-        [
-            np.concatenate([np.flatnonzero(episode_ids == i), np.full(decisions_per_episode - lengths[i], ends[i])])
-            for i in range(num_episodes)
-        ]
+        [np.minimum(np.arange(limit) + end - n, end - 1) for end, n in zip(ends, lengths, strict=True)]
     )
-    is_padding = np.concatenate([np.arange(decisions_per_episode) >= length for length in lengths])
-    padded = RolloutBatch(
-        observations=tuple(observations[row] for row in rows),
+    is_padding = np.concatenate([np.arange(limit) >= length for length in lengths])
+    return RolloutBatch(
+        observations=tuple(whole.observations[row] for row in rows),
         sample=whole.sample[rows],
         old_logprobs=whole.old_logprobs[rows],
         mask=whole.mask[rows] & ~is_padding[:, None],
@@ -199,7 +218,6 @@ def _batches(
         temperatures=whole.temperatures[rows],
         is_on_policy=whole.is_on_policy[rows],
     )
-    return whole, padded
 
 
 class _Measure:
@@ -216,53 +234,87 @@ class _Measure:
         return float(norm)
 
 
-def _update_row(
-    name: str, policy: OpenVLAPolicy, batch: RolloutBatch, num_samples: int, config: AlgoConfig, num_threads: int
-) -> Row:
-    once = config.model_copy(update={"num_minibatches": 1, "temperature": 1.0, "ratio_tolerance": 1e3})
-    found: dict[str, float] = {}
+@dataclass(frozen=True, kw_only=True)
+class _Update:
+    """The gradients of an iteration's optimiser steps.
 
-    def work() -> None:
-        found.update(update(policy, _Measure(policy), batch, once, np.random.default_rng(0), num_threads))
+    Attributes:
+        name: For the table.
+        policy: Whose.
+        batch: What it learns from.
+        num_threads: Parts of the batch side by side; 1: threads work inside each operation.
+    """
 
-    with torch_threads(max(1, num_cores() // num_threads)):  # in parts side by side, or inside each operation
-        seconds, megabytes = _measured(work, policy.device, repeats=2)
-    return {
-        "what": name,
-        "samples_per_s": num_samples / seconds,
-        "peak_mb": megabytes,
-        "loss": found["update/loss"],
-        "grad_norm": found["update/grad_norm"],
-    }
+    name: str
+    policy: OpenVLAPolicy
+    batch: RolloutBatch
+    num_threads: int
 
 
-def _update_rows(config: RunConfig, policy: OpenVLAPolicy, batches: tuple[RolloutBatch, RolloutBatch]) -> list[Row]:
-    """Ours against the plain one on the same executed decisions."""
-    from vla_rl.policies.openvla.reference import PlainOpenVLA
+def _update_rows(updates: Sequence[_Update], config: AlgoConfig) -> list[Row]:
+    """All in the same run, and per second the decisions that were really executed."""
+    once = config.model_copy(update={"temperature": 1.0, "ratio_tolerance": 1e3})
+    found: list[dict[str, float]] = [{} for _ in updates]
 
-    plain = PlainOpenVLA(policy)
-    plain.keep_pixels(batches[1].observations)
-    num, threads = batches[0].num_decisions, num_gradient_threads(policy.device)
-    rows = [
-        _update_row("ours", policy, batches[0], num, config.rl.algo, threads),
-        _update_row("plain", plain, batches[1], num, config.rl.algo, 1),
+    def work(i: int) -> None:
+        one = updates[i]
+        one.policy.zero_grad(set_to_none=True)  # of a pass that ran out of memory
+        rng = np.random.default_rng(0)
+        with torch_threads(max(1, num_cores() // one.num_threads)):
+            found[i].update(update(one.policy, _Measure(one.policy), one.batch, once, rng, one.num_threads))
+
+    took = measured([partial(work, i) for i in range(len(updates))], updates[0].policy.device)
+    num_samples = min(one.batch.num_decisions for one in updates)
+    return [
+        {
+            "what": one.name,
+            "samples_per_s": None if it.seconds is None else num_samples / it.seconds,
+            "peak_mb": it.megabytes,
+            "loss": values.get("update/loss"),
+            "grad_norm": values.get("update/grad_norm"),
+        }
+        for one, it, values in zip(updates, took, found, strict=True)
     ]
-    rows[0]["ratio"] = float(rows[0]["samples_per_s"]) / float(rows[1]["samples_per_s"])
+
+
+def _ours_and_plain(
+    config: RunConfig,
+    policy: OpenVLAPolicy,
+    plain: PlainOpenVLA,
+    batches: tuple[RolloutBatch, RolloutBatch, RolloutBatch],
+) -> list[Row]:
+    """Ours against the plain one on the same executed decisions; the ratios say how much faster ours is."""
+    plain.keep_pixels(batches[1].observations)
+    names, threads = ("plain", "plain, SimpleVLA-RL's limit"), num_gradient_threads(policy.device)
+    ours = _Update(name="ours", policy=policy, batch=batches[0], num_threads=threads)
+    theirs = [
+        _Update(name=name, policy=plain, batch=batch, num_threads=1)
+        for name, batch in zip(names, batches[1:], strict=True)
+    ]
+    rows = _update_rows([ours, *theirs], config.rl.algo)
+    first = rows[0]["samples_per_s"]
+    for row in rows[1:]:
+        speed = row["samples_per_s"]
+        row["ours_over_it"] = first / speed if isinstance(first, float) and isinstance(speed, float) else None
     return rows
 
 
-def _variant_rows(config: RunConfig, spec: EnvSpec, batches: tuple[RolloutBatch, RolloutBatch]) -> list[Row]:
-    frozen = TrainEverything(freeze_vision=True)
-    variants = {
-        "activation checkpointing": ComputeConfig(activation_checkpointing=True),
-        "frozen vision": ComputeConfig(trained=frozen),
-        "frozen vision, kept features": ComputeConfig(trained=frozen, vision_cache_gb=4.0),
-    }
+def _variants(config: RunConfig, policy: OpenVLAPolicy, batch: RolloutBatch) -> list[Row]:
+    """The same weights under other settings of `compute`."""
+    from vla_rl.policies.openvla.loading import assemble
+
+    base = config.compute
+    variants = {"activation checkpointing": base.model_copy(update={"activation_checkpointing": True})}
+    if isinstance(base.trained, TrainEverything):
+        frozen = base.model_copy(update={"trained": TrainEverything(freeze_vision=True)})
+        variants["frozen vision"] = frozen
+        variants["frozen vision, kept features"] = frozen.model_copy(update={"vision_cache_gb": 4.0})
     rows = []
     for name, compute in variants.items():
-        policy = _policy(config.model_copy(update={"compute": compute}), spec)
-        threads = num_gradient_threads(policy.device)
-        rows.append(_update_row(name, policy, batches[0], batches[0].num_decisions, config.rl.algo, threads))
+        parts = (policy.model, policy.config, policy.spec, policy.norm_stats, policy.tokenizer)
+        variant = assemble(*parts, compute, policy.published_config).eval()
+        one = _Update(name=name, policy=variant, batch=batch, num_threads=num_gradient_threads(policy.device))
+        rows += _update_rows([one], config.rl.algo)
     return rows
 
 
@@ -288,20 +340,25 @@ def _print(title: str, rows: Sequence[Row]) -> None:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     table = Table(*columns, title=title)
     for row in rows:
-        cells = [row.get(name, "") for name in columns]
+        cells = ["-" if row.get(name, "") is None else row.get(name, "") for name in columns]
         table.add_row(*(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells))
     console.print(table)
 
 
 def main(
     arguments: ConfigArguments = None,
-    num_episodes: Annotated[int, typer.Option("--episodes", help="Episodes of the update.", min=2)] = 8,
     decisions: Annotated[int, typer.Option("--decisions", help="Decisions up to the time limit.", min=3)] = 12,
+    is_published: Annotated[
+        bool, typer.Option("--published", help="The 7B model's sizes with random weights, in place of policy.sizes.")
+    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures here.")] = None,
 ) -> None:
-    """Measure an OpenVLA policy against a plain implementation: rollout, update, head (random weights)."""
+    """Measure an OpenVLA policy against a plain implementation: rollout, update, head (random weights).
+
+    Memory is what a row needs above what was there before (weights, libraries); a dash: it did not fit.
+    """
     config = read_config(arguments or ["configs/policy/openvla_oft_nano.yaml"])
-    figures = bench(config, num_episodes, decisions)
+    figures = bench(config, decisions, PUBLISHED if is_published else None)
     _print("head, per decision", figures["head"])
     _print("rollout", figures["rollout"])
     _print("update", figures["update"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import torch
 
@@ -23,6 +23,9 @@ from vla_rl.policies.word_tokenizer import WordTokenizer
 from vla_rl.run import seed_sequence
 from vla_rl.train.checkpoint import resolve_checkpoint
 from vla_rl.types import EnvSpec
+
+if TYPE_CHECKING:
+    from vla_rl.policies.openvla.model import OpenVLAModel
 
 
 def find_policy(checkpoint: Path) -> Path:
@@ -51,14 +54,25 @@ def read_policy(config: RunConfig, checkpoint: Path, suite: Suite) -> TokenPolic
     return policy
 
 
-def make_policy(config: RunConfig, spec: EnvSpec, demonstrations: list[Demonstration]) -> TokenPolicy:
-    """A new policy that knows the demonstrations' statistics and, if it starts from nothing, their words."""
-    policy = _new_policy(config, spec, demonstrations)
+def make_policy(
+    config: RunConfig, spec: EnvSpec, demonstrations: list[Demonstration], model: OpenVLAModel | None = None
+) -> TokenPolicy:
+    """A new policy that knows the demonstrations' statistics and, if it starts from nothing, their words.
+
+    Args:
+        config: The run's.
+        spec: Interface of the suite.
+        demonstrations: What it will be cloned from.
+        model: With random weights, in place of one of the configured sizes (OpenVLA).
+    """
+    policy = _new_policy(config, spec, demonstrations, model)
     policy.execution_horizon = config.rollout.execution_horizon
     return policy
 
 
-def _new_policy(config: RunConfig, spec: EnvSpec, demonstrations: list[Demonstration]) -> TokenPolicy:
+def _new_policy(
+    config: RunConfig, spec: EnvSpec, demonstrations: list[Demonstration], model: OpenVLAModel | None
+) -> TokenPolicy:
     device = str(checked_device(config.device))
     torch.manual_seed(int(seed_sequence(config.seed, "policy").generate_state(1)[0]))
     is_raw = [name == "gripper" for name in spec.action_names]
@@ -73,7 +87,7 @@ def _new_policy(config: RunConfig, spec: EnvSpec, demonstrations: list[Demonstra
             published = [replace(demo, actions=to_published_actions(demo.actions, spec)) for demo in demonstrations]
             stats = norm_stats(published, key, is_raw)
             surroundings = openvla_surroundings(config.policy, spec, [demo.task for demo in demonstrations])
-            return new_openvla_policy(surroundings, instructions, stats, config.compute, device)
+            return new_openvla_policy(surroundings, instructions, stats, config.compute, device, model)
         case _:
             assert_never(config.policy)
 

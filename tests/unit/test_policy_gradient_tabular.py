@@ -1,5 +1,7 @@
 """Updates of a tabular policy: exact gradients, invariances, checks, and what each ingredient of the method does."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -170,8 +172,28 @@ def test_micro_batches_have_one_temperature_each(policy: TabularPolicy) -> None:
     episodes = [played_episode(policy, [2] * 3, success=True, seed=0, temperature=t) for t in (1.0, 1.6)]
     batch = make_batch(episodes, np.ones(2), tokens_per_step=2, policy_version=0)
     parts = list(batch.micro_batches(np.arange(6), 2))
-    assert [list(part) for part in parts] == [[0, 1], [2], [3, 4], [5]]
+    assert [set(batch.temperatures[part]) for part in parts] == [{1.0}] * 3 + [{1.6}] * 3
+    assert sorted(np.concatenate(parts)) == list(range(6))
     update(policy, PlainGradientStep(policy), batch, ONE_MINIBATCH, rng())
+
+
+@pytest.mark.parametrize(("size", "sizes"), [(3, [3, 3, 3, 2]), (2, [2, 2, 2, 1, 1, 1, 1, 1]), (100, [3, 3, 3, 2])])
+def test_micro_batches_are_even_and_keep_equal_observations_together(
+    policy: TabularPolicy, size: int, sizes: list[int]
+) -> None:
+    episodes = [played_episode(policy, [2] * length, success=True, seed=i) for i, length in enumerate((4, 3, 4))]
+    batch = make_batch(episodes, np.ones(3), tokens_per_step=2, policy_version=0)
+    starts = [0, 4, 7]  # of one group
+    observations = tuple(
+        replace(one, proprio=np.full(3, 0.0 if row in starts else row, np.float32))
+        for row, one in enumerate(batch.observations)
+    )
+    batch = replace(batch, observations=observations)
+    parts = list(batch.micro_batches(np.arange(11), size))
+    assert [len(part) for part in parts] == sizes
+    order = np.concatenate(parts).tolist()
+    assert sorted(order) == list(range(11))
+    assert order[:3] == starts
 
 
 def test_make_batch_explains_what_is_wrong(policy: TabularPolicy) -> None:

@@ -13,12 +13,12 @@ from safetensors import SafetensorError
 from robots.contract import saved_execution_horizon
 from vla_rl.policies.compute import ComputeConfig
 from vla_rl.policies.normalization import NormStats
-from vla_rl.policies.openvla.architecture import Architecture
 from vla_rl.policies.openvla.config import Surroundings
 from vla_rl.policies.tiny_vla import TinyVLA
 from vla_rl.policies.token_policy import TokenPolicy
 
 if TYPE_CHECKING:
+    from vla_rl.policies.openvla.model import OpenVLAModel
     from vla_rl.policies.openvla.policy import OpenVLAPolicy
 
 
@@ -83,12 +83,12 @@ def new_openvla_policy(
     norm_stats: NormStats,
     compute: ComputeConfig,
     device: str,
-    architecture: Architecture | None = None,
+    model: OpenVLAModel | None = None,
 ) -> OpenVLAPolicy:
     """See `vla_rl.policies.openvla.loading.new_openvla`."""
     with _extra():
         from vla_rl.policies.openvla.loading import new_openvla
-    return new_openvla(surroundings, instructions, norm_stats, compute, device, architecture)
+    return new_openvla(surroundings, instructions, norm_stats, compute, device, model)
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def load_openvla(
     elif ours is None and config.adapter is not None:
         load_adapter(model, Path(config.adapter))
     tokenizer = PromptTokenizer.load(folder, model.architecture.pad_token_id)
-    return _finish(model, config, spec, stats, tokenizer, compute, dict(files.config))
+    return assemble(model, config, spec, stats, tokenizer, compute, dict(files.config))
 
 
 def load_model(files: CheckpointFiles, device: str, compute: ComputeConfig) -> OpenVLAModel:
@@ -78,7 +78,7 @@ def load_model(files: CheckpointFiles, device: str, compute: ComputeConfig) -> O
     return model
 
 
-def _finish(
+def assemble(
     model: OpenVLAModel,
     config: OpenVLAConfig,
     spec: EnvSpec,
@@ -87,7 +87,11 @@ def _finish(
     compute: ComputeConfig,
     published_config: dict[str, Any],
 ) -> OpenVLAPolicy:
-    """Choose what is trained and how it is computed, and the class that goes with the head."""
+    """A policy of these parts: chooses what is trained and how it is computed, and the class that goes with the head.
+
+    Raises:
+        ValueError: The parts do not fit each other or the settings.
+    """
     _check_parts(model, config)
     _check_dims(model, spec, norm_stats)
     match compute.trained:
@@ -202,7 +206,7 @@ def new_openvla(
     norm_stats: NormStats,
     compute: ComputeConfig,
     device: str = "cpu",
-    architecture: Architecture | None = None,
+    model: OpenVLAModel | None = None,
 ) -> OpenVLAPolicy:
     """A policy for cloning: from the checkpoint that the settings name, or with random weights of torch's generator.
 
@@ -212,7 +216,7 @@ def new_openvla(
         norm_stats: Of the demonstrations, in the published convention.
         compute: Precision, memory and what is trained.
         device: Where the weights go.
-        architecture: Of random weights; None: the settings' sizes.
+        model: With random weights, on the device; None: one is made with the settings' sizes.
 
     Raises:
         ValueError: An adapter without a checkpoint; or see `load_openvla`.
@@ -221,10 +225,9 @@ def new_openvla(
     if config.checkpoint is None:
         if config.adapter is not None:
             raise ValueError("policy.adapter is set, but policy.checkpoint is not: there is nothing to add it to")
-        architecture = architecture or config.sizes.architecture()
-        model = _random_model(architecture, device, compute)
+        model = model or _random_model(config.sizes.architecture(), device, compute)
         tokenizer = PromptTokenizer.from_instructions(instructions)
-        published = architecture.to_config()
+        published = model.architecture.to_config()
     else:
         files = CheckpointFiles.find(resolve_checkpoint_folder(config.checkpoint))
         model = load_model(files, device, compute)
@@ -237,7 +240,7 @@ def new_openvla(
         proprio_dim=surroundings.spec.proprio_dim if config.use_proprio else None,
         l1_action_dim=surroundings.spec.action_dim if config.action_head == "l1" else None,
     )
-    return _finish(model, config, surroundings.spec, norm_stats, tokenizer, compute, published)
+    return assemble(model, config, surroundings.spec, norm_stats, tokenizer, compute, published)
 
 
 def _random_model(architecture: Architecture, device: str, compute: ComputeConfig) -> OpenVLAModel:
