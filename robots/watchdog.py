@@ -96,17 +96,20 @@ class Watchdog:
                 self._channels[channel] = _Channel(stamp=stamp, fresh_s=self._clock())
 
     def stop(self) -> None:
-        """Stop watching; may be called at any time, also from a callback. No callback begins after it."""
+        """Stop watching; may be called at any time, also from a callback.
+
+        What is due by then is still done, as after a process was frozen; nothing begins after it.
+        """
         self._ended.set()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=5.0)
 
     def _watch(self, ended: threading.Event, on_hold: Callable[[str], None], on_stop: Callable[[str], None]) -> None:
-        while not ended.wait(_TICK_S):
+        is_over = False
+        while not is_over:
+            is_over = ended.wait(_TICK_S)
             for callback, reason in self._due(on_hold, on_stop):
-                if ended.is_set():
-                    return
                 self._call(callback, reason)
 
     def _due(

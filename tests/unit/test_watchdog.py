@@ -88,6 +88,19 @@ def test_a_hold_that_blocks_for_ever_does_not_keep_the_stop_from_coming_in_time(
     never.set()
 
 
+def test_what_is_due_when_the_watch_ends_is_still_done() -> None:
+    """After a process was frozen, the loop may be the first to run again."""
+    now = [0.0]
+    robot, dog = Robot(), Watchdog(CHANNELS, clock=lambda: now[0])
+    dog.start(robot.hold, robot.stop)
+    dog.feed("command", 1)
+    now[0] = 1.0
+    dog.stop()
+    assert [call.split(":")[0] for call in robot.calls] == ["hold", "stop"]
+    time.sleep(0.05)
+    assert len(robot.calls) == 2
+
+
 def test_deadlines_stretch_with_the_loops_period() -> None:
     robot, dog = Robot(), Watchdog(CHANNELS)
     dog.start(robot.hold, robot.stop, period_s=0.1)  # hold after 3 periods, stop after 6
