@@ -32,6 +32,10 @@ class _Channel:
     has_stopped: bool = False
 
 
+_Missed = tuple[bool, str]
+"""Whether it is the deadline of the stop, and the reason."""
+
+
 class Watchdog:
     """Feed it; `on_hold` and `on_stop` are called from threads of its own, once per silence each.
 
@@ -61,6 +65,7 @@ class Watchdog:
         self._clock = clock
         self._lock = threading.Lock()
         self._channels: dict[str, _Channel] = {}
+        self._ended_silences: list[_Missed] = []
         self._period_s = 0.0
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
@@ -76,7 +81,8 @@ class Watchdog:
             period_s: Of the loop that feeds; deadlines are stretched for slow ones.
         """
         self.stop()
-        self._channels, self._ended, self._period_s = {}, threading.Event(), period_s
+        self._channels, self._ended_silences, self._period_s = {}, [], period_s
+        self._ended = threading.Event()
         self._thread = threading.Thread(
             target=self._watch, args=(self._ended, on_hold, on_stop), name="watchdog", daemon=True
         )
@@ -85,15 +91,20 @@ class Watchdog:
     def feed(self, channel: str, stamp: object) -> None:
         """News; the same stamp again is none (a frozen camera delivers, too).
 
+        A silence that they end counts, even if the watchdog's thread has not run since: a process may have been frozen.
+
         Raises:
             ValueError: No deadline is set for this kind of channel.
         """
         if channel.split(":")[0] not in self._deadlines:
             raise ValueError(f"no deadline for channel {channel!r}; there are: {', '.join(self._deadlines)}")
         with self._lock:
-            known = self._channels.get(channel)
-            if known is None or known.stamp != stamp:
-                self._channels[channel] = _Channel(stamp=stamp, fresh_s=self._clock())
+            known, now = self._channels.get(channel), self._clock()
+            if known is not None and known.stamp == stamp:
+                return
+            if known is not None:
+                self._ended_silences.extend(self._deadlines_missed(channel, known, now))
+            self._channels[channel] = _Channel(stamp=stamp, fresh_s=now)
 
     def stop(self) -> None:
         """Stop watching; may be called at any time, also from a callback.
@@ -117,18 +128,24 @@ class Watchdog:
     ) -> list[tuple[Callable[[str], None], str]]:
         with self._lock:
             now = self._clock()
-            due = []
+            missed, self._ended_silences = self._ended_silences, []
             for name, channel in self._channels.items():
-                hold_s, stop_s = self._deadlines_of(name)
-                silent_s = now - channel.fresh_s
-                reason = f"no news on {name} for {silent_s:.2f} s"
-                if silent_s > hold_s and not channel.has_held:
-                    channel.has_held = True
-                    due.append((on_hold, reason))
-                if silent_s > stop_s and not channel.has_stopped:
-                    channel.has_stopped = True
-                    due.append((on_stop, reason))
-            return due
+                missed.extend(self._deadlines_missed(name, channel, now))
+            return [(on_stop if is_stop else on_hold, reason) for is_stop, reason in missed]
+
+    def _deadlines_missed(self, name: str, channel: _Channel, now: float) -> list[_Missed]:
+        """What a channel's silence has reached since the last look."""
+        hold_s, stop_s = self._deadlines_of(name)
+        silent_s = now - channel.fresh_s
+        reason = f"no news on {name} for {silent_s:.2f} s"
+        missed: list[_Missed] = []
+        if silent_s > hold_s and not channel.has_held:
+            channel.has_held = True
+            missed.append((False, reason))
+        if silent_s > stop_s and not channel.has_stopped:
+            channel.has_stopped = True
+            missed.append((True, reason))
+        return missed
 
     def _deadlines_of(self, channel: str) -> tuple[float, float]:
         hold_s, stop_s = self._deadlines[channel.split(":")[0]]

@@ -101,6 +101,22 @@ def test_what_is_due_when_the_watch_ends_is_still_done() -> None:
     assert len(robot.calls) == 2
 
 
+def test_a_silence_counts_although_news_came_before_the_watchdog_could_look() -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        """The watchdog's thread has not run since the beginning."""
+        return now[0] if threading.current_thread() is threading.main_thread() else 0.0
+
+    robot, dog = Robot(), Watchdog(CHANNELS, clock=clock)
+    dog.start(robot.hold, robot.stop)
+    dog.feed("command", 1)
+    now[0] = 0.1
+    dog.feed("command", 2)
+    dog.stop()
+    assert [call.split(":")[0] for call in robot.calls] == ["hold"]
+
+
 def test_deadlines_stretch_with_the_loops_period() -> None:
     robot, dog = Robot(), Watchdog(CHANNELS)
     dog.start(robot.hold, robot.stop, period_s=0.1)  # hold after 3 periods, stop after 6
