@@ -27,7 +27,8 @@ test: $(EXTRAS_STAMP)
 # Drivers against other projects' simulated controllers; their environments (about 1 GB) are made in
 # ~/.cache/vla-rl/peers, or in the folder that VLA_RL_PEERS names.
 test-robots: $(EXTRAS_STAMP)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[franka]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[franka]' || \
+		echo "franky-control cannot be installed here; the tests that need it will be skipped" >&2
 	@$(BIN)/python -m pytest -m robot_peers tests/robots $(ARGS)
 
 lint: $(EXTRAS_STAMP)

@@ -12,6 +12,8 @@ from pydantic import Field, model_validator
 from robots.robot import RobotError
 from vla_rl.config import ConfigModel
 
+_CLOSE_S = 1.0
+
 
 class GripperConfig(ConfigModel):
     """How the hand opens and closes. A grasp closes as far as it can and then holds with `force_n`."""
@@ -65,7 +67,8 @@ class FrankaGripper:
         self._failures: deque[str] = deque(maxlen=20)
         self._lost: str | None = None
         self._width_m = width_m
-        threading.Thread(target=self._work, name="franka gripper", daemon=True).start()
+        self._thread = threading.Thread(target=self._work, name="franka gripper", daemon=True)
+        self._thread.start()
 
     @property
     def width_m(self) -> float:
@@ -114,10 +117,12 @@ class FrankaGripper:
             self._wake.notify()
 
     def close(self) -> None:
-        """Stop, and end the thread."""
+        """Stop, and end the thread: one that is in the hand's library when the program ends takes the program down."""
         with self._wake:
             self._is_closing_down = True
         self.stop()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_CLOSE_S)  # a hand that hangs keeps it
 
     def _require_hand(self) -> None:
         if self._lost is not None:

@@ -56,7 +56,7 @@ def run_robot(
             robot = real_robot(config.robot)
             with ExitStack() as opened:
                 cameras = [opened.enter_context(closing(make_camera(entry))) for entry in config.cameras]
-                infer = _inference(client, config.action_scale)
+                infer = make_inference(client, config.action_scale)
                 runtime = make_runtime(config, contract, infer, robot, cameras, make_recorder(folder, contract))
                 return _run_real(runtime, instruction, num_episodes or 1, report_line)
 
@@ -90,7 +90,7 @@ def _run_sim(
     cameras, latency_s = sim_cameras(robot, contract), robot_config.added_latency_s
     reports: list[EpisodeReport] = []
     robot.begin(starts[0])
-    infer = _inference(client, config.action_scale, latency_s)
+    infer = make_inference(client, config.action_scale, latency_s)
     recorder = make_recorder(folder, contract)
     runtime = make_runtime(config, contract, infer, robot, cameras, recorder, robot.outcome)
     operator = Operator(runtime)
@@ -137,7 +137,8 @@ def make_recorder(folder: Path, contract: DeploymentContract) -> Recorder:
     return Recorder(folder, contract.state_names, len(contract.action.names))
 
 
-def _inference(client: PolicyClient, action_scale: Sequence[float], added_latency_s: float = 0.0) -> Infer:
+def make_inference(client: PolicyClient, action_scale: Sequence[float], added_latency_s: float = 0.0) -> Infer:
+    """Ask a policy server; its displacements and rotations are multiplied with the scale (see `DeployConfig`)."""
     factors = np.array([*action_scale, 1.0])  # the gripper is no distance
 
     def infer(observation: dict[str, Any], deadline_s: float) -> Answer:

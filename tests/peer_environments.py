@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+INSTALL_S = 600
 PEERS = Path(os.environ.get("VLA_RL_PEERS", "~/.cache/vla-rl/peers")).expanduser()
 
 
@@ -20,14 +21,13 @@ def peer_python(name: str, *requirements: str) -> Path:
     if stamp.is_file() and stamp.read_text() == wanted:
         return python
     venv.create(folder, with_pip=True, clear=folder.exists())
-    done = subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    if done.returncode:
-        pytest.skip(f"peer {name} cannot be installed ({' '.join(requirements)}): {done.stderr.strip()[-200:]}")
+    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+        problem = done.stderr.strip()[-200:] if done.returncode else None
+    except subprocess.TimeoutExpired:
+        problem = f"not within {INSTALL_S} s"
+    if problem is not None:
+        pytest.skip(f"peer {name} cannot be installed ({' '.join(requirements)}): {problem}")
     stamp.write_text(wanted)
     return python

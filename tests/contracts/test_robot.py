@@ -1,4 +1,4 @@
-"""What every `Robot` promises, whatever is behind it: a world, or an arm of LeRobot's; the Franka's has its own tests."""
+"""What every `Robot` promises: worlds, and an arm of LeRobot's; the Franka's has its own tests (`tests/robots`)."""
 
 from __future__ import annotations
 

@@ -387,7 +387,7 @@ def test_malformed_frames_do_no_harm(process: ServerProcess) -> None:
 
 
 def check_garbage(process: ServerProcess, num: int) -> None:
-    """Also for the larger number in `tests/robots`."""
+    """`tests/robots/test_openpi_peers.py` sends 10,000, which takes a minute."""
     send_malformed(process.url, 400, seed=1)  # what is allocated once
     before = process.memory_bytes()
     outcomes = send_malformed(process.url, num)

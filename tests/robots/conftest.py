@@ -25,8 +25,11 @@ from robots.franka_config import FrankaConfig
 
 HERE = Path(__file__).parent
 FCI_PORTS = (1337, 1338)  # arm and hand; fixed in libfranka, so each server has its own address
-_addresses = itertools.count(11 + os.getpid() % 200)
+_numbers = itertools.count(1)
 _PRIORITY = 5
+
+
+_NOTES = pytest.StashKey[list[str]]()
 
 
 def as_real_time() -> None:
@@ -37,6 +40,33 @@ def as_real_time() -> None:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))
     except PermissionError:
         return
+
+
+def _has_real_time() -> bool:
+    """Of a process of its own, because there is no way back for this one everywhere."""
+    asked = subprocess.run(
+        [sys.executable, "-c", "import os; raise SystemExit(os.sched_getscheduler(0) != os.SCHED_RR)"],
+        preexec_fn=as_real_time,
+        check=False,
+    )
+    return asked.returncode == 0
+
+
+@pytest.fixture
+def note(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Say something in the report at the end: what was measured, and what had to be tried again."""
+    return request.config.stash.setdefault(_NOTES, []).append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """What the tests noted, under what conditions."""
+    if notes := config.stash.get(_NOTES, []):
+        terminalreporter.section("simulated controllers")
+        scheduling = "with" if _has_real_time() else "WITHOUT (no right to it; lost packets are the machine's)"
+        load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+        terminalreporter.write_line(f"{scheduling} real-time priority, {os.cpu_count()} cores, load {load}")
+        for line in notes:
+            terminalreporter.write_line(line)
 
 
 class Peer:
@@ -106,7 +136,8 @@ def start_peer(tmp_path: Path) -> Iterator[StartPeer]:
         else:
             environment = {}
             python = peer_python("franky", "franky-sim==1.0.4", "franky-control==2.0.0")
-        host = f"127.0.0.{11 + next(_addresses) % 240}"
+        process = os.getpid()  # two test runs on one machine must not meet
+        host = f"127.{1 + (process >> 8) % 250}.{process % 256}.{1 + next(_numbers) % 250}"
         script = HERE / f"{name}_server.py"
         peer = Peer([str(python), str(script), "--host", host, *arguments], host, tmp_path / f"{host}.log", environment)
         peers.append(peer)
@@ -150,6 +181,7 @@ def run_client() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         clients.append(
             subprocess.Popen(
                 [sys.executable, str(HERE / script), *arguments],
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
                 env={

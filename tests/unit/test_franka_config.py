@@ -250,6 +250,27 @@ def test_the_hand_has_hysteresis_and_follows_the_latest_wish() -> None:
     assert hand.orders == ["grasp 30.0", "stop", "move 0.08"]
 
 
+def test_closing_waits_until_nobody_is_in_the_hands_library() -> None:
+    is_inside, slow = threading.Event(), threading.Event()
+
+    class SlowHand(FakeHand):
+        @property
+        def width(self) -> float:  # type: ignore[override]
+            is_inside.set()
+            time.sleep(0.2)
+            slow.set()
+            return 0.08
+
+        @width.setter
+        def width(self, value: float) -> None: ...
+
+    gripper = make_gripper(SlowHand())
+    assert is_inside.wait(10.0)
+    gripper.close()
+    assert slow.is_set()
+    assert not gripper._thread.is_alive()
+
+
 def test_a_wavering_policy_does_not_hammer() -> None:
     hand = FakeHand()
     gripper = make_gripper(hand, min_hold_s=60.0)
