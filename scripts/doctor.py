@@ -155,6 +155,8 @@ def _examine_openvla(
     else:
         architecture = policy.sizes.architecture() if policy.checkpoint is None else PUBLISHED
     diagnosis.attempt(lambda: _examine_shapes(architecture, files, diagnosis))
+    if files is not None:
+        diagnosis.attempt(lambda: _examine_small_files(files, policy, stage))
     if files is not None and stage == "train":
         diagnosis.attempt(lambda: _examine_statistics(files, policy, suite, diagnosis))
     needs = estimate(workload_of(config, policy, stage, suite, architecture))
@@ -205,6 +207,12 @@ def _examine_shapes(architecture: Architecture, files: CheckpointFiles | None, d
     differences = compare_shapes(shapes, files.shapes()) if files is not None else []
     if differences:
         raise ValueError("the checkpoint does not fit the model:\n" + "\n".join(differences))
+
+
+def _examine_small_files(files: CheckpointFiles, policy: OpenVLAConfig, stage: Stage) -> None:
+    from vla_rl.policies.openvla.loading import check_small_files
+
+    check_small_files(files, policy, is_cloned=stage == "sft")
 
 
 def _examine_statistics(files: CheckpointFiles, policy: OpenVLAConfig, suite: Suite, diagnosis: Diagnosis) -> None:

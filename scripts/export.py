@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from scripts.memory_plan import openvla_files
 from scripts.policies import find_policy, openvla_surroundings
 from scripts.progress import console
 from scripts.run_config import ConfigArguments, RunConfig, read_config
@@ -31,12 +32,15 @@ def export(config: RunConfig, checkpoint: Path, folder: Path, precision: Precisi
     """
     if folder.exists() and any(folder.iterdir()):
         raise ValueError(f"'{folder}' is not empty; choose a new folder with --out")
-    surroundings = None
+    policy_folder, surroundings = find_policy(checkpoint), None
+    files = openvla_files(policy_folder)
+    if getattr(config.policy, "adapter", None) is not None and (files is None or files.ours() is not None):
+        raise ValueError(f"policy.adapter is for published checkpoints; {policy_folder} brings its own adapters")
     if isinstance(config.policy, OpenVLAConfig):
         suite = make_suite(config.suite)
         surroundings = openvla_surroundings(config.policy, suite.spec, suite.tasks)
     device = str(checked_device(config.device))
-    policy = load_policy(find_policy(checkpoint), device, ComputeConfig(precision=precision), surroundings)
+    policy = load_policy(policy_folder, device, ComputeConfig(precision=precision), surroundings)
     policy.save(folder)
 
 

@@ -12,7 +12,7 @@ from scripts.run_config import RunConfig
 from sim.libero.suite import LiberoConfig
 from sim.rendering import MAX_RENDERERS_PER_THREAD, ensure_gl_backend
 from sim.world import Suite
-from vla_rl.distributed import checked_device, host_memory_bytes, num_cores
+from vla_rl.distributed import checked_device, host_memory_bytes, num_cores, num_gradient_threads
 from vla_rl.policies.openvla.activations import SampleSize
 from vla_rl.policies.openvla.architecture import Architecture
 from vla_rl.policies.openvla.checkpoint import CheckpointFiles
@@ -94,8 +94,8 @@ def require_room(
     if is_here and host_needed > host_memory_bytes():
         raise ValueError(
             f"the run needs about {host_needed / GB:.1f} GB of host memory and this machine has "
-            f"{host_memory_bytes() / GB:.1f} GB; train fewer weights (compute.trained.type=lora), or use a larger "
-            "machine"
+            f"{host_memory_bytes() / GB:.1f} GB; see the items with vla-rl doctor: fewer trained weights "
+            "(compute.trained.type=lora), smaller micro-batches or a larger machine help"
         )
     if device.type == "cuda":
         needs.require_fits(PRESETS_GB[-1] if gpu_memory_gb is None else gpu_memory_gb)
@@ -124,8 +124,8 @@ def planned_policy(config: RunConfig, stage: Stage, files: CheckpointFiles | Non
         policy = OpenVLAConfig.model_validate_json(json.dumps(ours["policy"]))
     if policy is None:
         return None
-    has_head = "action_head" in files.side_files or (stage == "sft" and policy.action_head == "l1")
-    has_proprio = "proprio_projector" in files.side_files or (stage == "sft" and policy.use_proprio)
+    has_head = "action_head" in files.side_files or policy.action_head == "l1"
+    has_proprio = "proprio_projector" in files.side_files or policy.use_proprio
     return policy.model_copy(update={"action_head": "l1" if has_head else "tokens", "use_proprio": has_proprio})
 
 
@@ -163,6 +163,7 @@ def workload_of(
         proprio_dim=spec.proprio_dim if policy.use_proprio else 0,
         l1_action_dim=spec.action_dim if policy.action_head == "l1" else 0,
         kept_decisions=kept_groups * algo.group_size * decisions if stage == "train" else 0,
+        num_parallel=num_gradient_threads(torch.device(config.device)),
         demo_steps=config.demos.num_per_task * len(suite.tasks) * suite.horizon if stage == "sft" else 0,
         image_bytes=len(spec.cameras) * height * width * 3,
         drawing_bytes=_drawing_bytes(config, len(suite.tasks)),

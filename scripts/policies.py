@@ -85,7 +85,7 @@ def _new_policy(
             return TinyVLA(config.policy, spec, stats, WordTokenizer.from_instructions(instructions)).to(device)
         case OpenVLAConfig():
             published = [replace(demo, actions=to_published_actions(demo.actions, spec)) for demo in demonstrations]
-            stats = norm_stats(published, key, is_raw)
+            stats = norm_stats(published, config.policy.norm_key or key, is_raw)
             surroundings = openvla_surroundings(config.policy, spec, [demo.task for demo in demonstrations])
             return new_openvla_policy(surroundings, instructions, stats, config.compute, device, model)
         case _:

@@ -22,6 +22,7 @@ from scripts.memory_plan import check_memory, openvla_files, planned_policy
 from scripts.run_config import read_config
 from sim.libero.suite import LiberoConfig
 from sim.suites import make_suite
+from vla_rl.config import ConfigError
 from vla_rl.policies.compute import TrainLora
 from vla_rl.policies.openvla.config import OpenVLAConfig
 from vla_rl.rollout.filters import GroupFilterConfig
@@ -139,6 +140,33 @@ def test_mistakes_are_named(words: tuple[str, ...], expected: str) -> None:
     result = doctor(*OPENVLA, *words)
     assert result.exit_code == 1
     assert expected in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), "has no tokenizer.json"),
+        (("policy.adapter=nowhere",), "nowhere holds no LoRA adapter"),
+        (("policy.use_proprio=true",), "needs the file proprio_projector--"),
+    ],
+)
+def test_what_a_checkpoint_lacks_is_a_problem(tmp_path: Path, words: tuple[str, ...], expected: str) -> None:
+    result = doctor(*OPENVLA, *words, "--checkpoint", copy_of_golden(tmp_path / "tokens"))
+    assert result.exit_code == 1
+    assert expected in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (("policy.sizes.vision_heads=5",), "vision_dim is 96 with vision_heads 5"),
+        (("policy.sizes.language_dim=66",), "language_dim is 66 with language_heads 6"),
+        (("policy.checkpoint=some/where", "policy.sizes.image_size=56"), "has sizes of its own"),
+    ],
+)
+def test_sizes_that_cannot_be_or_are_not_used_are_refused(words: tuple[str, ...], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        read_config([*OPENVLA, *words])
 
 
 def test_head_for_cloning_only_is_no_problem_of_cloning() -> None:

@@ -18,9 +18,13 @@ from vla_rl.policies.openvla.architecture import Architecture
 from vla_rl.policies.openvla.checkpoint import CheckpointFiles, compare_shapes, load_weights, resolve_checkpoint_folder
 from vla_rl.policies.openvla.loading import load_model, load_openvla, published_norm_stats
 from vla_rl.policies.openvla.model import OpenVLAModel
+from vla_rl.policies.openvla.preprocessor import check_preprocessor
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TINY = GOLDEN / "openvla_oft_tiny" / "checkpoint"
+
+
+TEXT = {"model_type": "llama", "vocab_size": 32064}
 
 
 @pytest.fixture
@@ -102,6 +106,9 @@ def test_all_wrong_tensors_are_listed_at_once(folder: Path) -> None:
         (lambda f: (f / "model-00002-of-00004.safetensors").write_bytes(b"12345678"), "model-00002.* is damaged"),
         (lambda f: shutil.copy(f / "action_head--100_checkpoint.pt", f / "action_head--200_checkpoint.pt"), "keep one"),
         (lambda f: (f / "action_head--100_checkpoint.pt").write_bytes(b"no zip"), "action_head.* cannot be read"),
+        (lambda f: torch.save([1], f / "action_head--100_checkpoint.pt"), "does not hold the tensors of a module"),
+        (lambda f: (f / "action_head--100_checkpoint.pt").rename(f / "action_head.pt"), r"head\.pt is not recognised"),
+        (lambda f: (f / "config.json").write_text("[1]"), "expected a table of names, found list"),
     ],
 )
 def test_damaged_folders_are_named(folder: Path, damage, match: str) -> None:  # type: ignore[no-untyped-def]
@@ -127,7 +134,13 @@ def test_a_side_file_with_code_in_it_is_not_run(folder: Path) -> None:
         ({"model_type": "llama"}, "model_type 'llama'; expected 'openvla'"),
         ({"timm_model_ids": ["clip"]}, "only the fused backbone"),
         ({"image_sizes": [224, 384]}, "expected the same for both towers"),
-        ({"text_config": {"model_type": "llama", "attention_bias": True}}, "no plain Llama 2"),
+        ({"text_config": TEXT | {"attention_bias": True}}, "no plain Llama 2: attention_bias True"),
+        ({"text_config": TEXT | {"mlp_bias": True}}, "mlp_bias True"),
+        ({"text_config": TEXT | {"model_type": "mistral", "sliding_window": 64}}, "model_type 'mistral', sliding_"),
+        ({"text_config": TEXT | {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}}, "rope_type': 'linear'"),
+        ({"pad_to_multiple_of": 32}, "pad_to_multiple_of 32, not 64"),
+        ({"pad_token_id": 40000}, "pad_token_id 40000, which is beyond its vocabulary"),
+        ({"image_sizes": 224}, "image_sizes 224; expected the same"),
         ({"n_action_bins": 128}, "n_action_bins 128, not 256"),
         ({"image_resize_strategy": "letterbox"}, "image_resize_strategy 'letterbox', not 'resize-naive'"),
         ({"timm_override_act_layers": ["quick_gelu", None]}, "timm_override_act_layers"),
@@ -152,6 +165,8 @@ def test_an_incomplete_config_is_named(name: str) -> None:
     ("change", "match"),
     [
         ({"tvf_do_letterbox": True}, "tvf_do_letterbox True, not False"),
+        ({"interpolations": ["bilinear", "bicubic"]}, "interpolations"),
+        ({"tvf_crop_params": [{"output_size": [48, 48]}] * 2}, "tvf_crop_params"),
         ({"means": [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]]}, "means"),
         ({"input_sizes": [[3, 384, 384], [3, 384, 384]]}, "input_sizes"),
     ],
@@ -160,12 +175,19 @@ def test_other_images_are_refused(folder: Path, change: dict, match: str) -> Non
     path = folder / "preprocessor_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ValueError, match=match):
-        load_model(CheckpointFiles.find(folder), "cpu", ComputeConfig())
-    path.write_text("{")
-    with pytest.raises(ValueError, match=r"preprocessor_config\.json is damaged"):
-        load_model(CheckpointFiles.find(folder), "cpu", ComputeConfig())
+        check_preprocessor(folder, 56)
+    for damage in ("{", "[]"):
+        path.write_text(damage)
+        with pytest.raises(ValueError, match=r"preprocessor_config\.json is damaged"):
+            check_preprocessor(folder, 56)
     path.unlink()
-    load_model(CheckpointFiles.find(folder), "cpu", ComputeConfig())
+    check_preprocessor(folder, 56)
+
+
+def test_rope_is_read_where_newer_transformers_write_it() -> None:
+    config = json.loads((TINY / "config.json").read_text())
+    config["text_config"] |= {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    assert Architecture.from_config(config).language.rope_theta == 5e5
 
 
 def test_a_tensor_in_two_files_is_named(folder: Path) -> None:

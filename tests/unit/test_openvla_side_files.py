@@ -165,6 +165,50 @@ def test_parts_that_are_asked_for_must_be_there(tmp_path: Path, setting: dict, m
         load(folder, **setting)
 
 
+@pytest.mark.parametrize(
+    "files", [["noisy_action_projector"], ["noisy_action_projector", "action_head"], ["diffusion_action_head"]]
+)
+def test_a_diffusion_head_and_its_projector_come_together(tmp_path: Path, files: list[str]) -> None:
+    with pytest.raises(ValueError, match="of one training run belong together"):
+        load(make_folder(tmp_path / "part", *files))
+
+
+def test_what_is_trained_beside_adapters_moves_in_every_entry(tmp_path: Path) -> None:
+    """In bfloat16 a LayerNorm's weights of one would swallow every step of 5e-4."""
+    folder = make_folder(tmp_path / "l1", "action_head", "proprio_projector")
+    policy = load(folder, ComputeConfig(precision="bfloat16", trained=TrainLora(rank=2, alpha=4)))
+    trained = {name: weight for name, weight in policy.named_parameters() if weight.requires_grad}
+    before = {name: weight.detach().clone() for name, weight in trained.items()}
+    optimizer = torch.optim.AdamW(list(trained.values()), lr=5e-4)
+    observations, valid = random_observations(SPEC, 2), np.ones((2, policy.action_horizon), dtype=bool)
+    for _ in range(2):
+        optimizer.zero_grad()
+        policy.bc_loss(observations, np.random.default_rng(0).uniform(-0.5, 0.5, (2, 8, 7)), valid).backward()
+        optimizer.step()
+    for name in ("action_head.model.layer_norm1.weight", "action_head.model.layer_norm2.weight"):
+        assert (trained[f"model.{name}"] != before[f"model.{name}"]).all(), name
+    assert {weight.dtype for weight in trained.values()} == {torch.float32}
+    assert policy.model.projector.fc1.get_base_layer().weight.dtype == torch.bfloat16  # type: ignore[operator]
+
+
+def test_statistics_that_make_no_sense_are_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "tokens")
+    path = folder / "dataset_statistics.json"
+    table = json.loads(path.read_text())
+    for change, match in (
+        ({"q99": [float("nan")] * 7}, "are not finite"),
+        ({"q99": [1.0] * 6}, "different lengths"),
+        ({"q01": [9.0] * 7}, "a lower bound above its upper bound"),
+    ):
+        entry = {name: dict(values, action=values["action"] | change) for name, values in table.items()}
+        path.write_text(json.dumps(entry))
+        with pytest.raises(ValueError, match=match):
+            load(folder)
+    path.write_text('{"libero_tiny": {')
+    with pytest.raises(ValueError, match=r"dataset_statistics\.json is damaged"):
+        load(folder)
+
+
 def test_everything_that_does_not_fit_the_suite_is_listed_at_once(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "l1", "action_head", "proprio_projector")
     spec = replace(SPEC, action_names=SPEC.action_names[:5], proprio_names=("x", "y", "z"))

@@ -29,10 +29,11 @@ class TrainLora(ConfigModel):
     """Rank of the update of each weight matrix. OpenVLA-OFT: 32."""
     alpha: int = Field(default=16, ge=1)
     """The update is scaled by alpha / rank. OpenVLA-OFT: 16."""
-    targets: Literal["published", "language", "attention"] = "language"
+    targets: Literal["published", "language", "attention", "existing"] = "language"
     """"published": every linear map and the patch embeddings, as OpenVLA-OFT's code reaches them, the unused ones too.
     "language": those of the language model and the projector; the vision towers stay as they are, so that their
-    features can be kept. "attention": the attention of the language model only."""
+    features can be kept. "attention": the attention of the language model only. "existing": whatever layers the
+    checkpoint's adapters are at (policy.adapter, or a run's own)."""
 
 
 class ComputeConfig(ConfigModel):

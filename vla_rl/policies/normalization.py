@@ -70,7 +70,15 @@ class RangeStats:
         arrays = {
             name: np.asarray(entry[name], dtype=np.float64) for name in ("q01", "q99", "min", "max", "mean", "std")
         }
-        return cls(**arrays, mask=np.asarray(entry.get("mask", [True] * len(arrays["q01"])), dtype=bool))
+        mask = np.asarray(entry.get("mask", [True] * len(arrays["q01"])), dtype=bool)
+        lengths = {name: len(values) for name, values in (arrays | {"mask": mask}).items()}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"normalisation statistics have entries of different lengths: {lengths}")
+        if not all(np.isfinite(values).all() for values in arrays.values()):
+            raise ValueError("normalisation statistics are not finite; compute them again from the data")
+        if (arrays["q01"] > arrays["q99"]).any() or (arrays["min"] > arrays["max"]).any():
+            raise ValueError("normalisation statistics have a lower bound above its upper bound (q01, q99, min, max)")
+        return cls(**arrays, mask=mask)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

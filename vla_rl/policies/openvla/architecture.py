@@ -101,8 +101,7 @@ class Architecture:
         if config.get("model_type") != "openvla":
             raise ValueError(f"config.json has model_type {config.get('model_type')!r}; expected 'openvla'")
         _refuse_other_models(config)
-        sizes = set(config["image_sizes"])
-        if len(sizes) != 1:
+        if not isinstance(config["image_sizes"], list) or len(sizes := set(config["image_sizes"])) != 1:
             raise ValueError(f"config.json has image_sizes {config['image_sizes']}; expected the same for both towers")
         dinov2, siglip = (TowerSizes(**entry) for entry in config.get("vision_towers", _PUBLISHED_TOWERS))
         return cls(
@@ -155,11 +154,21 @@ class Architecture:
 _NEEDED = ("image_sizes", "text_config", "pad_token_id", "pad_to_multiple_of", "n_action_bins")
 _SUPPORTED: dict[str, Any] = {
     "n_action_bins": 256,
+    "pad_to_multiple_of": 64,
     "image_resize_strategy": "resize-naive",
     "arch_specifier": "no-align+fused-gelu-mlp",
     "timm_override_act_layers": [None, None],
 }
 """Entries of which there are variants that change what the model computes, and the one that all OpenVLA-7B share."""
+_PLAIN_LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "rope_scaling": None,
+    "sliding_window": None,
+}
 _PUBLISHED_TOWERS: list[dict[str, int]] = [
     {"dim": 1024, "depth": 24, "num_heads": 16, "mlp_dim": 4096},
     {"dim": 1152, "depth": 27, "num_heads": 16, "mlp_dim": 4304},
@@ -176,6 +185,8 @@ def _refuse_other_models(config: Mapping[str, Any]) -> None:
             f"config.json has timm_model_ids {ids} (vision_backbone_id {config.get('vision_backbone_id')!r}); only "
             f"the fused backbone of [{DINOV2_ID!r}, {SIGLIP_ID!r}] is supported, as in all OpenVLA-7B checkpoints"
         )
+    if config["pad_token_id"] >= config["text_config"].get("vocab_size", 32000):
+        raise ValueError(f"config.json has pad_token_id {config['pad_token_id']}, which is beyond its vocabulary")
     others = [
         f"{name} {config[name]!r}, not {usual!r}"
         for name, usual in _SUPPORTED.items()
@@ -189,17 +200,12 @@ def _language_sizes(text: Mapping[str, Any]) -> LanguageSizes:
     """What the file leaves out has the defaults of Llama's configuration class, hence rms_norm_eps 1e-6."""
     num_heads = text.get("num_attention_heads", 32)
     hidden_dim = text.get("hidden_size", 4096)
-    unsupported = {
-        name: text[name]
-        for name, usual in (("attention_bias", False), ("hidden_act", "silu"), ("tie_word_embeddings", False))
-        if text.get(name, usual) != usual
-    }
-    if (
-        unsupported
-        or text.get("rope_scaling")
-        or text.get("head_dim", hidden_dim // num_heads) != hidden_dim // num_heads
-    ):
-        raise ValueError(f"config.json has a text_config that is no plain Llama 2: {dict(text)}")
+    rope = {"rope_theta": text.get("rope_theta", 10000.0)} | (text.get("rope_parameters") or {})  # transformers 5
+    plain = _PLAIN_LLAMA | {"head_dim": hidden_dim // num_heads}
+    unsupported = [f"{name} {text[name]!r}" for name, usual in plain.items() if text.get(name, usual) != usual]
+    unsupported += [] if rope.get("rope_type", "default") == "default" else [f"rope_parameters {rope}"]
+    if unsupported:
+        raise ValueError(f"config.json has a text_config that is no plain Llama 2: {', '.join(unsupported)}")
     return LanguageSizes(
         hidden_dim=hidden_dim,
         mlp_dim=text.get("intermediate_size", 11008),
@@ -208,5 +214,5 @@ def _language_sizes(text: Mapping[str, Any]) -> LanguageSizes:
         num_kv_heads=text.get("num_key_value_heads", num_heads),
         vocab_size=text.get("vocab_size", 32000),
         rms_norm_eps=text.get("rms_norm_eps", 1e-6),
-        rope_theta=text.get("rope_theta", 10000.0),
+        rope_theta=rope["rope_theta"],
     )

@@ -51,12 +51,9 @@ class CheckpointFiles:
             ValueError: A file is missing, damaged or ambiguous.
         """
         path = folder / "config.json"
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise ValueError(f"{folder} is no OpenVLA checkpoint: it has no config.json") from error
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
+        if not path.is_file():
+            raise ValueError(f"{folder} is no OpenVLA checkpoint: it has no config.json")
+        config = read_json(path)
         return cls(folder=folder, config=config, shards=_find_shards(folder), side_files=_find_side_files(folder))
 
     def require_trainable(self, stage: Literal["sft", "train"]) -> None:
@@ -88,18 +85,16 @@ class CheckpointFiles:
         path = self.folder / OUR_FILE
         if not path.is_file():
             return None
-        try:
-            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
+        content = read_json(path)
+        if not {"policy", "env_spec"} <= content.keys():
+            raise ValueError(f"{path} is damaged: it lacks policy or env_spec")
         return content
 
     def norm_stats(self) -> Mapping[str, Any]:
         """Statistics by dataset: of `dataset_statistics.json` if it is there, else of `config.json`."""
         path = self.folder / "dataset_statistics.json"
         if path.is_file():
-            content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            return content
+            return read_json(path)
         stats: Mapping[str, Any] = self.config.get("norm_stats") or {}
         return stats
 
@@ -114,6 +109,8 @@ class CheckpointFiles:
             tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from error
+        if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
+            raise ValueError(f"{path} does not hold the tensors of a module by name")
         return {key.removeprefix("module."): value for key, value in tensors.items()}
 
     def shapes(self) -> dict[str, Shape]:
@@ -133,6 +130,21 @@ class CheckpointFiles:
             with _open_shard(shard, device) as tensors:
                 for key in tensors.keys():  # noqa: SIM118 (no iterator)
                     yield key, tensors.get_tensor(key)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The table in a JSON file.
+
+    Raises:
+        ValueError: The file is damaged, or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is damaged: expected a table of names, found {type(content).__name__}")
+    return content
 
 
 def resolve_checkpoint_folder(name: str) -> Path:
@@ -233,7 +245,10 @@ def _find_shards(folder: Path) -> tuple[Path, ...]:
 def _find_side_files(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for name in SIDE_MODULES:
-        files = sorted(folder.glob(f"{name}--*checkpoint.pt"))
+        alike = sorted(path for path in folder.glob("*.pt") if name in path.name)
+        files = [path for path in alike if "checkpoint" in path.name]  # OpenVLA-OFT's rule
+        if alike and not files:
+            raise ValueError(f"{alike[0]} is not recognised: side modules are named {name}--<step>_checkpoint.pt")
         if len(files) > 1:
             raise ValueError(
                 f"{folder} has {len(files)} files for {name}: {', '.join(path.name for path in files)}; keep one"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from vla_rl.config import ConfigModel
 from vla_rl.policies.openvla.architecture import Architecture, LanguageSizes, TowerSizes
@@ -34,6 +34,19 @@ class NanoSizes(ConfigModel):
     """Layers of the language model."""
     language_heads: int = Field(default=6, ge=1)
     """Attention heads of the language model."""
+
+    @model_validator(mode="after")
+    def _heads_divide_widths(self) -> Self:
+        for part, dim, heads in (
+            ("vision", self.vision_dim, self.vision_heads),
+            ("language", self.language_dim, self.language_heads),
+        ):
+            if dim % heads or (part == "language" and dim // heads % 2):
+                raise ValueError(
+                    f"{part}_dim is {dim} with {part}_heads {heads}: the width must be a multiple of the number of "
+                    "heads (for the language model, of twice that number)"
+                )
+        return self
 
     def architecture(self) -> Architecture:
         """All sizes."""
@@ -88,13 +101,20 @@ class OpenVLAConfig(ConfigModel):
     """Whether cloning adds the proprioceptive state as one more token. A checkpoint that has a projector for it uses
     it."""
     norm_key: str | None = None
-    """Which entry of `dataset_statistics.json` scales the actions; null: the one of the suite."""
+    """Which entry of `dataset_statistics.json` scales the actions, and the name of the entry that cloning makes; null:
+    the suite's."""
     normalization: Literal["q99", "min_max"] = "q99"
     """Range that the bins span: 1 % to 99 % quantiles (LIBERO, Bridge) or minimum to maximum (ALOHA)."""
     use_jpeg: bool = True
     """Whether images make the round trip through JPEG that the published training data made."""
     centre_crop: bool = True
     """Whether the policy sees the central 90 % of the image, as policies that were trained with random crops must."""
+
+    @model_validator(mode="after")
+    def _sizes_are_used(self) -> Self:
+        if self.checkpoint is not None and self.sizes != NanoSizes():
+            raise ValueError("policy.sizes is of models with random weights; policy.checkpoint has sizes of its own")
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)

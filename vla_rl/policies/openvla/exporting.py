@@ -10,6 +10,7 @@ vla_rl.json         what the published files do not say
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ def save_policy(policy: OpenVLAPolicy, folder: Path) -> None:
     # Removed, not overwritten: weights of a policy that was read from this very folder are mapped to these files.
     for old in (*folder.glob("model*.safetensors*"), *folder.glob("*_checkpoint.pt")):
         old.unlink()
+    shutil.rmtree(folder / ADAPTER_FOLDER, ignore_errors=True)
     weights = base_state_dict(policy.model)
     _write_weights({name: tensor for name, tensor in weights.items() if is_published_weight(name)}, folder)
     for name, tensors in side_state_dicts(policy.model).items():
@@ -46,7 +48,9 @@ def save_policy(policy: OpenVLAPolicy, folder: Path) -> None:
     stats.save(folder)
     table = json.loads((folder / "dataset_statistics.json").read_text())
     published = {name: value for name, value in policy.published_config.items() if name != "auto_map"}
-    _write_json(folder / "config.json", published | {"norm_stats": table})  # auto_map would name code that is not here
+    dtype = str(policy.model.dtype).removeprefix("torch.")
+    # Without auto_map, which would name code that is not here.
+    _write_json(folder / "config.json", published | {"norm_stats": table, "torch_dtype": dtype})
     _write_json(folder / "preprocessor_config.json", preprocessor_config(policy.model.architecture.image_size))
     _write_json(
         folder / "generation_config.json",

@@ -15,7 +15,15 @@ from vla_rl.policies.normalization import NormStats, RangeStats
 from vla_rl.policies.openvla.architecture import Architecture
 from vla_rl.policies.openvla.checkpoint import CheckpointFiles, load_weights, resolve_checkpoint_folder
 from vla_rl.policies.openvla.config import OpenVLAConfig, Surroundings
-from vla_rl.policies.openvla.lora import ADAPTER_FOLDER, add_lora, check_lora, has_lora, load_adapter, merge_lora
+from vla_rl.policies.openvla.lora import (
+    ADAPTER_FOLDER,
+    add_lora,
+    check_lora,
+    has_lora,
+    load_adapter,
+    merge_lora,
+    read_adapter,
+)
 from vla_rl.policies.openvla.model import OpenVLAModel
 from vla_rl.policies.openvla.other_heads import AutoregressiveOpenVLA, ContinuousOpenVLA
 from vla_rl.policies.openvla.policy import OpenVLAPolicy
@@ -56,22 +64,53 @@ def load_openvla(
     else:
         config, spec = surroundings.config, surroundings.spec
         stats = published_norm_stats(files, surroundings.suites, config.norm_key)
+    tokenizer = check_small_files(files, config)
     model = load_model(files, device, compute)
     if ours is not None and (folder / ADAPTER_FOLDER).is_dir():
         load_adapter(model, folder / ADAPTER_FOLDER)
     elif ours is None and config.adapter is not None:
         load_adapter(model, Path(config.adapter))
-    tokenizer = PromptTokenizer.load(folder, model.architecture.pad_token_id)
     return assemble(model, config, spec, stats, tokenizer, compute, dict(files.config))
+
+
+def check_small_files(files: CheckpointFiles, config: OpenVLAConfig, *, is_cloned: bool = False) -> PromptTokenizer:
+    """What can be known before the weights are read.
+
+    Args:
+        files: Of the checkpoint.
+        config: Settings of the policy.
+        is_cloned: Whether cloning adds the parts that the settings ask for.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        ValueError: Tokenizer, adapter, or a side module that the settings ask for is missing or damaged, or the image
+            preprocessing is not the published one.
+    """
+    architecture = Architecture.from_config(files.config)
+    check_preprocessor(files.folder, architecture.image_size)
+    _check_parts(files)
+    if config.adapter is not None and files.ours() is None:
+        read_adapter(Path(config.adapter))
+    wanted = {
+        "action_head": (config.action_head == "l1", "policy.action_head=l1"),
+        "proprio_projector": (config.use_proprio, "policy.use_proprio=true"),
+    }
+    for name, (is_wanted, setting) in wanted.items():
+        if is_wanted and not is_cloned and name not in files.side_files:
+            raise ValueError(
+                f"{setting} needs the file {name}--*_checkpoint.pt beside the weights, which is not there; leave the "
+                "setting out, or clone with it first (vla-rl sft)"
+            )
+    return PromptTokenizer.load(files.folder, architecture.pad_token_id)
 
 
 def load_model(files: CheckpointFiles, device: str, compute: ComputeConfig) -> OpenVLAModel:
     """The model with its side modules, on the device."""
     dtype = torch.bfloat16 if compute.precision == "bfloat16" else torch.float32
-    architecture = Architecture.from_config(files.config)
-    check_preprocessor(files.folder, architecture.image_size)
     with torch.device("meta"):
-        model = OpenVLAModel(architecture)
+        model = OpenVLAModel(Architecture.from_config(files.config))
     load_weights(model, files.tensors(device), dtype, str(files.folder))
     for name in files.side_files:
         attach_side_module(model, name, files.side_module(name), device, dtype)
@@ -92,7 +131,6 @@ def assemble(
     Raises:
         ValueError: The parts do not fit each other or the settings.
     """
-    _check_parts(model, config)
     _check_dims(model, spec, norm_stats)
     match compute.trained:
         case TrainLora() if has_lora(model):
@@ -119,18 +157,19 @@ def assemble(
     return policy_class(model, config, spec, norm_stats, tokenizer, compute, published_config)
 
 
-def _check_parts(model: OpenVLAModel, config: OpenVLAConfig) -> None:
-    """Refuse settings that ask for parts that the checkpoint does not have."""
-    wanted = {
-        "action_head": (config.action_head == "l1", "policy.action_head=l1"),
-        "proprio_projector": (config.use_proprio, "policy.use_proprio=true"),
-    }
-    for name, (is_wanted, setting) in wanted.items():
-        if is_wanted and getattr(model, name) is None:
-            raise ValueError(
-                f"{setting} needs the file {name}--*_checkpoint.pt beside the weights, which is not there; leave the "
-                "setting out, or clone with it first (vla-rl sft)"
-            )
+def _check_parts(files: CheckpointFiles) -> None:
+    """Refuse a diffusion head without its projector of noisy actions, and the reverse."""
+    has_projector = "noisy_action_projector" in files.side_files
+    if "action_head" in files.side_files:
+        is_diffusion = any(name.startswith("noise_predictor.") for name in files.side_module("action_head"))
+    else:
+        is_diffusion = False
+    if has_projector != is_diffusion:
+        raise ValueError(
+            f"{files.folder} has {'a' if is_diffusion else 'no'} diffusion head, but "
+            f"{'a' if has_projector else 'no'} projector of noisy actions; the files action_head--* and "
+            "noisy_action_projector--* of one training run belong together"
+        )
 
 
 def _check_dims(model: OpenVLAModel, spec: EnvSpec, norm_stats: NormStats) -> None:
@@ -230,10 +269,10 @@ def new_openvla(
         published = model.architecture.to_config()
     else:
         files = CheckpointFiles.find(resolve_checkpoint_folder(config.checkpoint))
+        tokenizer = check_small_files(files, config, is_cloned=True)
         model = load_model(files, device, compute)
-        if config.adapter is not None:
+        if config.adapter is not None and files.ours() is None:
             load_adapter(model, Path(config.adapter))
-        tokenizer = PromptTokenizer.load(files.folder, model.architecture.pad_token_id)
         published = dict(files.config)
     add_new_side_modules(
         model,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -25,7 +26,7 @@ _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 def add_lora(model: nn.Module, config: TrainLora) -> None:
     """Give layers of the model adapters, and freeze everything else but the side modules.
 
-    The adapters are float32, whatever the model is: bfloat16 would lose small updates. They start at zero effect.
+    What is trained is float32, whatever the model is: bfloat16 would lose small updates. Adapters start at zero effect.
     """
     _inject(model, _peft_config(config, _targets(model, config)))
 
@@ -42,11 +43,13 @@ def check_lora(model: nn.Module, config: TrainLora) -> None:
             f"the checkpoint has LoRA adapters of rank {adapter.r}, alpha {adapter.lora_alpha}, but compute.trained "
             f"says rank {config.rank}, alpha {config.alpha}; use the checkpoint's values"
         )
+    if config.targets == "existing":
+        return
     there, wanted = _adapted(model), set(_targets(model, config))
     if there != wanted:
         raise ValueError(
             f"the checkpoint has LoRA adapters at {len(there)} layers, but compute.trained.targets={config.targets} "
-            f"means {len(wanted)} ({len(there & wanted)} of them the same); use the value that it was trained with"
+            f"means {len(wanted)} ({len(there & wanted)} of them the same); set compute.trained.targets=existing"
         )
 
 
@@ -87,24 +90,43 @@ def save_adapter(model: nn.Module, folder: Path) -> None:
     save_file(tensors, folder / _WEIGHTS)
 
 
-def load_adapter(model: nn.Module, folder: Path) -> None:
-    """Add the adapters of a folder to the model, ready to be trained on or merged.
+def read_adapter(folder: Path) -> tuple[LoraConfig, dict[str, torch.Tensor]]:
+    """Settings and tensors of an adapter, whose names say which layers have one.
 
     Raises:
-        ValueError: The folder has no adapter, or one that does not fit the model.
+        ValueError: The folder has no adapter, a damaged one, or one that changes more than linear maps.
     """
     from peft import LoraConfig
 
     if not (folder / _CONFIG).is_file() or not (folder / _WEIGHTS).is_file():
         raise ValueError(f"{folder} holds no LoRA adapter; expected {_CONFIG} and {_WEIGHTS}")
-    config = LoraConfig.from_pretrained(str(folder))
-    if config.use_dora:
-        raise ValueError(f"the adapter in {folder} is of the kind DoRA; only plain LoRA adapters are supported")
-    tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(folder / _WEIGHTS).items()}
-    # The names of the tensors say which layers have adapters; how the config's patterns are read depends on PEFT.
+    try:
+        config = LoraConfig.from_pretrained(str(folder))
+        tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(folder / _WEIGHTS).items()}
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        raise ValueError(f"the adapter in {folder} is damaged: {error}; copy it again") from error
+    more = {
+        "DoRA": config.use_dora,
+        f"bias={config.bias}": config.bias != "none",
+        f"modules_to_save={config.modules_to_save}": bool(config.modules_to_save),
+        "adapters of embeddings": any("lora_embedding" in name for name in tensors),
+    }
+    if found := [name for name, is_there in more.items() if is_there]:
+        raise ValueError(f"the adapter in {folder} has {', '.join(found)}; only plain LoRA adapters are supported")
+    # How the config's patterns are read depends on PEFT.
     config.target_modules = sorted({name.split(".lora_")[0] for name in tensors})
+    return config, tensors
+
+
+def load_adapter(model: nn.Module, folder: Path) -> None:
+    """Add the adapters of a folder to the model, ready to be trained on or merged.
+
+    Raises:
+        ValueError: See `read_adapter`; or the adapter does not fit the model.
+    """
+    config, tensors = read_adapter(folder)
     known = {name for name, _ in model.named_modules()}
-    strangers = [name for name in config.target_modules if name not in known]
+    strangers = [name for name in config.target_modules or () if name not in known]
     if strangers:
         raise ValueError(f"the adapter in {folder} has layers that the model lacks, e.g. {strangers[0]}")
     _inject(model, config)
@@ -129,8 +151,9 @@ def _inject(model: nn.Module, config: LoraConfig) -> None:
 
     inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(".lora_" in name or not is_published_weight(name))
-        if ".lora_" in name:
+        is_trained = ".lora_" in name or not is_published_weight(name)
+        parameter.requires_grad_(is_trained)
+        if is_trained:
             parameter.data = parameter.data.float()
 
 
@@ -141,6 +164,11 @@ def _targets(model: nn.Module, config: TrainLora) -> list[str]:
         if isinstance(module, nn.Linear | nn.Conv2d) and is_published_weight(name) and ".lora_" not in name
     ]
     match config.targets:
+        case "existing":
+            raise ValueError(
+                "compute.trained.targets is 'existing', but there are no adapters yet; choose published, language or "
+                "attention"
+            )
         case "published":
             return layers
         case "language":

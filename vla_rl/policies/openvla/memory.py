@@ -40,6 +40,7 @@ class Workload:
         compute: Precision, activation checkpointing, what is trained.
         offload: Whether the optimiser lives in host memory.
         micro_batch_size: Samples per forward and backward pass.
+        num_parallel: Such passes at the same time (CPU cores), each with gradients of its own.
         acting_batch_size: Observations per policy call.
         size: Sequence of a sample.
         proprio_dim: Of the projector of proprioception; 0: none.
@@ -62,6 +63,7 @@ class Workload:
     l1_action_dim: int = 0
     kept_decisions: int = 0
     demo_steps: int = 0
+    num_parallel: int = 1
     image_bytes: int = 0
     drawing_bytes: int = 0
     draws_on_gpu: bool = False
@@ -190,9 +192,9 @@ def estimate(workload: Workload) -> MemoryEstimate:
     num_adapted = trained_parameters(architecture, compute.trained)
     is_lora = isinstance(compute.trained, TrainLora)
     per_weight = weight_bytes(compute)
-    trained_size = num_adapted * (FLOAT32 if is_lora else per_weight) + side * per_weight  # adapters are float32
     num_trained = num_adapted + side
-    weights = num_weights * per_weight + (num_adapted * FLOAT32 if is_lora else 0)
+    trained_size = num_trained * (FLOAT32 if is_lora else per_weight)  # adapters and what is trained beside them
+    weights = num_weights * per_weight + (num_adapted * FLOAT32 + side * (FLOAT32 - per_weight) if is_lora else 0)
     moments = num_trained * 2 * FLOAT32 if workload.offload else 2 * trained_size
     masters = num_trained * FLOAT32 if workload.offload else 0
     resident = [
@@ -206,13 +208,13 @@ def estimate(workload: Workload) -> MemoryEstimate:
     return MemoryEstimate(
         workload=workload,
         resident=tuple(resident),
-        transient=(_update(workload), _acting(workload), _step(workload, trained_size)),
+        transient=(_update(workload, trained_size), _acting(workload), _step(workload, trained_size)),
         host=tuple(_host(workload, num_trained)),
         checkpoint=weights + moments + masters,
     )
 
 
-def _update(workload: Workload) -> Item:
+def _update(workload: Workload, trained_size: float) -> Item:
     """Activations and logits of a micro-batch, and gradients that are not yet added up."""
     architecture, compute, size = workload.architecture, workload.compute, workload.size
     logits = activations.vocabulary_logit_bytes if workload.stage == "sft" else activations.bin_logit_bytes
@@ -223,9 +225,13 @@ def _update(workload: Workload) -> Item:
     )
     batch = workload.micro_batch_size
     note = f"{batch} samples of {size.length(architecture)} tokens, {per_sample / 1e6:.0f} MB each"
+    one_pass = batch * per_sample + activations.embedding_gradient_bytes(architecture, compute) + _copies(workload)
+    if workload.num_parallel > 1:
+        note = f"{workload.num_parallel} x {note}, and gradients"
+        one_pass += trained_size
     return Item(
         name="update",
-        size=batch * per_sample + activations.embedding_gradient_bytes(architecture, compute) + _copies(workload),
+        size=workload.num_parallel * one_pass,
         note=note + (", recomputed layer by layer" if compute.activation_checkpointing else ""),
     )
 
@@ -254,8 +260,9 @@ def _host(workload: Workload, num_trained: int) -> Iterator[Item]:
         yield Item(name="moments", size=num_trained * 2 * FLOAT32)
         yield Item(name="gradients", size=num_trained * FLOAT32, note="during the optimiser step")
     if workload.kept_decisions:
-        note = f"at most {workload.kept_decisions:,} decisions of {workload.image_bytes / 1e3:.0f} kB until the update"
-        yield Item(name="images", size=workload.kept_decisions * workload.image_bytes, note=note)
+        size = workload.image_bytes + 3 * workload.size.num_images * workload.architecture.image_size**2  # as prepared
+        note = f"at most {workload.kept_decisions:,} decisions of {size / 1e3:.0f} kB until the update"
+        yield Item(name="images", size=workload.kept_decisions * size, note=note)
     if workload.demo_steps:
         note = f"at most {workload.demo_steps:,} control steps of {workload.image_bytes / 1e3:.0f} kB"
         yield Item(name="demonstrations", size=workload.demo_steps * workload.image_bytes, note=note)
@@ -296,7 +303,7 @@ def _smaller(workload: Workload) -> Iterator[tuple[str, Workload]]:
 
 def _trains_vision(compute: ComputeConfig) -> bool:
     trained = compute.trained
-    return trained.targets == "published" if isinstance(trained, TrainLora) else not trained.freeze_vision
+    return trained.targets in ("published", "existing") if isinstance(trained, TrainLora) else not trained.freeze_vision
 
 
 def _row(item: Item, mark: str) -> str:

@@ -87,7 +87,7 @@ def lora_maps(architecture: Architecture, lora: TrainLora) -> list[LinearMap]:
             return attention
         case "language":
             return attention + mlp_maps(architecture) + projector_maps(architecture)
-        case "published":
+        case "published" | "existing":  # of which the names are not known here: at most these
             language = architecture.language
             head = (language.hidden_dim, language.vocab_size)
             rest = attention + mlp_maps(architecture) + projector_maps(architecture)

@@ -5,14 +5,14 @@ Our image chain is fixed (see `vla_rl.policies.images`); a checkpoint that was t
 
 from __future__ import annotations
 
-import json
+import math
 from pathlib import Path
 from typing import Any
 
 from vla_rl.policies.images import DINOV2_MEAN, DINOV2_STD, SIGLIP_MEAN, SIGLIP_STD
+from vla_rl.policies.openvla.checkpoint import read_json
 
 _FILE = "preprocessor_config.json"
-_DECISIVE = ("image_resize_strategy", "input_sizes", "means", "stds", "tvf_do_letterbox", "use_fused_vision_backbone")
 
 
 def preprocessor_config(image_size: int) -> dict[str, Any]:
@@ -49,15 +49,23 @@ def check_preprocessor(folder: Path, image_size: int) -> None:
     path = folder / _FILE
     if not path.is_file():
         return
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    expected = preprocessor_config(image_size)
+    found, expected = read_json(path), preprocessor_config(image_size)
     others = [
-        f"{name} {found[name]}, not {expected[name]}"
-        for name in _DECISIVE
-        if found.get(name, expected[name]) != expected[name]
+        f"{name} {found[name]}, not {value}"
+        for name, value in expected.items()
+        if not _agree(found.get(name, value), value)
     ]
     if others:
         raise ValueError(f"{path} has {'; '.join(others)}; other images than OpenVLA-7B's are not supported")
+
+
+def _agree(found: Any, expected: Any) -> bool:
+    """Equal, but for numbers that went through float32."""
+    if isinstance(expected, dict):
+        return isinstance(found, dict) and all(_agree(found.get(key, value), value) for key, value in expected.items())
+    if isinstance(expected, list):
+        is_alike = isinstance(found, list) and len(found) == len(expected)
+        return is_alike and all(map(_agree, found, expected))
+    if isinstance(expected, float):
+        return isinstance(found, float | int) and math.isclose(found, expected, rel_tol=1e-6)
+    return bool(found == expected)
